@@ -1,0 +1,43 @@
+# Each target makes its own virtual environment from nothing; nothing else is needed but Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test load lint lock clean
+
+run: $(VENV)/.run  ## four simulated replicas and one router, until Ctrl-C
+	$(BIN)/homing demo
+
+test: $(VENV)/.dev  ## everything that CI runs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest --cov --cov-fail-under=100 --cov-report=term-missing
+
+load: $(VENV)/.dev  ## Locust, one minute, round_robin and prefix_affinity in turn
+	$(BIN)/python -m loadtests.locust_compare
+
+# The locks hold hashes and no index address, so that they serve on any network. `uv` is needed only here.
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --quiet --upgrade pyproject.toml requirements/build.in -o requirements/run.txt
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --quiet pyproject.toml requirements/build.in --extra dev -c requirements/run.txt -o requirements/dev.txt
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Homing needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/pyvenv.cfg requirements/run.txt pyproject.toml
+	$(PIP) --require-hashes -r requirements/run.txt
+	$(PIP) --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(PIP) --require-hashes -r requirements/dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV)

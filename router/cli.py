@@ -1,0 +1,96 @@
+"""`homing`: a table from command names to the functions behind them.
+
+Each target is imported only when its command runs, so `homing --help` and a mistyped command answer at once and work
+with a broken configuration or a missing optional dependency. A target is a plain function whose annotated parameters
+(typer) are the command's flags and whose docstring is its help. Nothing imports this module.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import typer
+
+
+class Command(NamedTuple):
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "serve": Command("router.app:serve", "Run the router."),
+    "demo": Command(
+        "loadtests.demo:demo", "Four simulated replicas and one router; --compare measures against round robin."
+    ),
+    "replica simulate": Command("replica.server:simulate", "Run one simulated vLLM replica."),
+    "version": Command("router.app:version", "Print the version."),
+}
+
+EXAMPLES = """\
+Examples:
+  homing demo                     a fleet to play with, no GPU needed
+  homing serve -c router.yaml     route to the replicas listed in router.yaml
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; the exit code is the command's own, 2 for a wrong name or flag."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in {"-h", "--help", "help"}:
+        print(_overview())
+        return
+    if args[0] == "--version":
+        args = ["version"]
+    name = _find(args)
+    if name is None:
+        sys.exit(_unknown(args))
+    words = name.count(" ") + 1
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(_load(COMMANDS[name].target))
+    app(args[words:], prog_name=f"homing {name}")
+
+
+def _find(args: Sequence[str]) -> str | None:
+    for words in (2, 1):
+        name = " ".join(args[:words])
+        if name in COMMANDS:
+            return name
+    return None
+
+
+def _load(target: str) -> Callable[..., object]:
+    module, _, function = target.partition(":")
+    loaded: Callable[..., object] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Homing: a cache-aware router for fleets of vLLM replicas.",
+            "",
+            "Usage: homing COMMAND [FLAGS]",
+            "",
+            *rows,
+            "",
+            EXAMPLES,
+        ]
+        + ["`homing COMMAND --help` tells the flags of a command."]
+    )
+
+
+def _unknown(args: Sequence[str]) -> int:
+    group = [name for name in COMMANDS if name.startswith(f"{args[0]} ")]
+    wanted = " ".join(args[:2]) if group else args[0]
+    near = difflib.get_close_matches(wanted, COMMANDS, n=1, cutoff=0.5)
+    hint = f"Did you mean `homing {near[0]}`?" if near else "`homing --help` lists the commands."
+    print(f"homing: no command `{wanted}`. {hint}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()
