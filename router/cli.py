@@ -69,18 +69,8 @@ def _load(target: str) -> Callable[..., object]:
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "Homing: a cache-aware router for fleets of vLLM replicas.",
-            "",
-            "Usage: homing COMMAND [FLAGS]",
-            "",
-            *rows,
-            "",
-            EXAMPLES,
-        ]
-        + ["`homing COMMAND --help` tells the flags of a command."]
-    )
+    head = "Homing: a cache-aware router for fleets of vLLM replicas.\n\nUsage: homing COMMAND [FLAGS]\n"
+    return "\n".join([head, *rows, "", EXAMPLES, "`homing COMMAND --help` tells the flags of a command."])
 
 
 def _unknown(args: Sequence[str]) -> int:

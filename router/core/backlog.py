@@ -1,0 +1,234 @@
+"""Load per replica, and what is learned of replicas and models.
+
+A lease adds to three counters once and takes from each once: `requests` and `context` until it ends, `backlog` (with
+`unstarted`) until its first token, finish or abort. They are plain sums and are never clamped: a negative one is a
+bug that tests must see.
+
+What changes with time is estimated, beside the counters:
+
+- An answer that does not stream shows no first token, so its prefill is taken to drain at the replica's learned rate
+  ("silent" leases below). While first tokens are seen the clock drains nothing (POLICY section 1: tried, TTFT x1.11).
+- Engine gauges are compared with our own counts at the moment of the sample and only the surplus, which is somebody
+  else's load, is added. It is forgotten after three periods.
+"""
+
+import math
+from collections import OrderedDict
+from typing import NamedTuple
+
+from router.core.types import EngineSample, Reading, ReplicaId
+
+DEFAULT_LIN = 1 / 16_000
+"""Seconds per prefill token while nothing is known: between an 8B on an A100 and on an H100 (POLICY section 7)."""
+
+DEFAULT_STEP = 0.006
+DEFAULT_KV = 3.9e-8
+"""llama3-8b-h100: one decode step, and what a token of context adds to it (HBM bandwidth; POLICY section 7)."""
+
+LEARN_MIN_TOKENS = 512
+"""Below this a decode step and the network drown the prefill that `lin` is learned from."""
+
+SAMPLE_PERIODS = 3
+"""An engine sample older than this many of its periods is ignored: two were missed, the third is late."""
+
+
+def follow(old: float, sample: float, seen: int) -> float:
+    """One robust step of a learned positive quantity towards a sample, in the logarithm (Huber's estimator).
+
+    The first ten samples weigh 1/n, then a tenth; no single sample moves it by more than a factor e**0.7 = 2 times
+    its weight, so one stall or one lucky hit says little.
+    """
+    step = math.log(sample / old)
+    return old * math.exp(max(0.1, 1 / (seen + 1)) * max(-0.7, min(0.7, step)))
+
+
+class Mean:
+    """An exponentially weighted mean with a start value; the first ten samples weigh 1/n, then a tenth."""
+
+    __slots__ = ("seen", "value")
+
+    def __init__(self, start: float) -> None:
+        self.value = start
+        self.seen = 0
+
+    def add(self, sample: float) -> None:
+        self.seen += 1
+        self.value += max(0.1, 1 / self.seen) * (sample - self.value)
+
+
+class Learned:
+    """What is learned of one model, over all replicas. Sizes in tokens, times in seconds."""
+
+    __slots__ = ("_bytes", "_tokens", "output", "prompt", "tau", "uncached")
+
+    def __init__(self) -> None:
+        self._tokens, self._bytes = 1024.0, 4096.0
+        self.output = Mean(256.0)
+        self.prompt = Mean(1024.0)
+        self.uncached = Mean(1024.0)
+        self.tau = Mean(5.0)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Start 0.25, worth 4 KB of evidence; then the ratio of sums, old evidence fading by a twentieth a sample."""
+        return self._tokens / self._bytes
+
+    def saw_prompt(self, tokens: int, size: int) -> None:
+        """The engine counted `tokens` in a prompt of `size` bytes."""
+        self._tokens = 0.95 * self._tokens + tokens
+        self._bytes = 0.95 * self._bytes + size
+
+
+class External(NamedTuple):
+    """Load that an engine shows beyond our own leases."""
+
+    backlog: float = 0.0
+    running: int = 0
+    context: float = 0.0
+
+
+class Silent:
+    """The drain of one request whose answer shows no first token: its uncached tokens, and when they will be done."""
+
+    __slots__ = ("done_at", "drained", "uncached")
+
+    def __init__(self, uncached: int, done_at: float) -> None:
+        self.uncached = uncached
+        self.done_at = done_at
+        self.drained = False
+
+
+class Load:
+    """One replica's load and learned rates. Quantities in requests and prompt tokens, times in monotonic seconds."""
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        lin: float | None = None,
+        step: float | None = None,
+        kv: float | None = None,
+        period: float = 1.0,
+    ) -> None:
+        self.id = replica
+        self.lin, self._lin_seen = lin, 0
+        self.step, self._step_seen = step or DEFAULT_STEP, 0
+        self.kv = kv or DEFAULT_KV
+        self.requests = self.unstarted = self.dispatches = 0
+        self.backlog_tokens = self.context_tokens = 0
+        self._recent = self._recent_at = 0.0
+        self._draining: OrderedDict[Silent, None] = OrderedDict()
+        self._drained_requests = self._drained_tokens = 0
+        self.sample: EngineSample | None = None
+        self._sample_dispatches = 0
+        self._sample_life = SAMPLE_PERIODS * period
+        self._external = External()
+
+    # The three quantities of a lease.
+
+    def dispatch(self, tokens: int, uncached: int, now: float, tau: float) -> None:
+        """A request of `tokens` prompt tokens, `uncached` of them to prefill, goes out."""
+        self.dispatches += 1
+        self.requests += 1
+        self.unstarted += 1
+        self.context_tokens += tokens
+        self.backlog_tokens += uncached
+        self._recent = self._recent * math.exp((self._recent_at - now) / tau) + uncached
+        self._recent_at = now
+
+    def start(self, uncached: int, silent: Silent | None) -> None:
+        """Its first token came, or it ended without one."""
+        self.unstarted -= 1
+        self.backlog_tokens -= uncached
+        if silent is None:
+            return
+        if silent.drained:
+            self._drained_requests -= 1
+            self._drained_tokens -= uncached
+        else:
+            del self._draining[silent]
+
+    def end(self, tokens: int) -> None:
+        """It ended."""
+        self.requests -= 1
+        self.context_tokens -= tokens
+
+    def silent(self, uncached: int, now: float, lin: float) -> Silent:
+        """The request just dispatched will show no first token: let its prefill drain behind what is ahead of it."""
+        silent = Silent(uncached, now + self.backlog(now) * lin)
+        self._draining[silent] = None
+        return silent
+
+    # What a policy reads.
+
+    def read(self, now: float, tau: float, depth: int, uncached: float, cold: float) -> Reading:
+        """Everything that a policy may know of this replica at `now`; the ask's own standing there is passed on."""
+        queued, backlog = self.unstarted, float(self.backlog_tokens)
+        running, context = float(self.requests), float(self.context_tokens)
+        if self._draining or self._drained_requests:
+            backlog -= self._drain(now) + self._drained_tokens
+            queued -= self._drained_requests
+        usage, sample = None, self.sample
+        if sample is not None and now - sample.at <= self._sample_life:
+            usage = sample.kv_usage
+            queued = max(queued, (sample.waiting or 0) + self.dispatches - self._sample_dispatches)
+            external = self._external
+            backlog += external.backlog
+            running += external.running
+            context += external.context
+        recent = self._recent and self._recent * math.exp((self._recent_at - now) / tau)
+        return Reading(
+            self.id, self.requests, queued, backlog, running, context, recent, usage,
+            self.lin, self.step, self.kv, depth, uncached, cold,
+        )  # fmt: skip
+
+    def backlog(self, now: float) -> float:
+        """Uncached tokens dispatched that have not reached their first output token, ours and others'."""
+        backlog = self.backlog_tokens - self._drain(now) - self._drained_tokens
+        sample = self.sample
+        fresh = sample is not None and now - sample.at <= self._sample_life
+        return backlog + self._external.backlog if fresh else backlog
+
+    # What the engine says.
+
+    def sampled(self, sample: EngineSample, learned: Learned) -> None:
+        """Take an engine's gauges; what they show beyond our own leases of that moment is external load.
+
+        Waiting beyond our leases without a first token counts as that many prompts to prefill, the rest beyond our
+        leases as running, each of learned mean size. The rest is taken from the total, because a silent request may
+        be running in the engine while it is still without a first token here.
+        """
+        self.sample = sample
+        self._sample_dispatches = self.dispatches
+        waiting, running = sample.waiting or 0, sample.running or 0
+        queued = max(0, waiting - sample.own_unstarted)
+        busy = max(0, waiting + running - sample.own_requests)
+        self._external = External(
+            backlog=queued * learned.uncached.value, running=busy, context=busy * learned.prompt.value
+        )
+
+    def learn_lin(self, seconds: float, tokens: float, start: float) -> None:
+        """A first token took `seconds`, with `tokens` to prefill before it; `start` is the guess so far."""
+        if tokens >= LEARN_MIN_TOKENS and seconds > 0:
+            self.lin = follow(self.lin or start, seconds / tokens, self._lin_seen)
+            self._lin_seen += 1
+
+    def learn_step(self, seconds: float) -> None:
+        """A lone request decoded at `seconds` a token, its own context's share taken off."""
+        if seconds > 0:
+            self.step = follow(self.step, seconds, self._step_seen)
+            self._step_seen += 1
+
+    def _drain(self, now: float) -> float:
+        """Move what the clock has drained to the drained sums; returns what the oldest one left has drained so far."""
+        draining = self._draining
+        while draining:
+            oldest = next(iter(draining))
+            left = oldest.done_at - now
+            if left > 0:
+                lin = self.lin or DEFAULT_LIN
+                return max(0.0, oldest.uncached - left / lin)
+            del draining[oldest]
+            oldest.drained = True
+            self._drained_requests += 1
+            self._drained_tokens += oldest.uncached
+        return 0.0

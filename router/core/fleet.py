@@ -1,0 +1,274 @@
+"""The one mutable object: members with their load, residency, and per model a ring, a window and what was learned.
+
+`route` answers and changes nothing but the policy's own turn; `lease` charges. Nothing awaits between the two, so a
+view needs no lock and no copy. Members change by replacement: survivors keep their state, and a ring is rebuilt only
+when the replicas of its model have changed. A replica that goes down keeps its place on the ring and its residency;
+only a new epoch, or leaving, ends them.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.core.backlog import Learned
+from router.core.blocks import BLOCK_BYTES
+from router.core.lease import Lease
+from router.core.member import Replica, ReplicaSpec, Transition
+from router.core.policy import mean_lin
+from router.core.recent import Recent
+from router.core.residency import Residency
+from router.core.ring import Ring
+from router.core.types import (
+    Ask,
+    EngineSample,
+    Limit,
+    Policy,
+    Reason,
+    Refusal,
+    RefusalCause,
+    ReplicaId,
+    Rng,
+    Route,
+    State,
+    Wait,
+)
+
+RETRY_AFTER_DOWN = 1.0
+"""Seconds a client is told to wait when nobody is ready: one probe's interval."""
+
+NOBODY: frozenset[ReplicaId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off."""
+
+    block: int = BLOCK_BYTES
+    index_blocks: int = 1_000_000
+    max_concurrency: int | None = None
+    stall: float = 3.0
+
+
+class _Group:
+    """One model: the replicas that serve it, their ring, the window of its requests, what was learned of it."""
+
+    __slots__ = ("learned", "members", "ready", "recent", "ring")
+
+    def __init__(self) -> None:
+        self.members: list[Replica] = []
+        self.ready: list[Replica] = []
+        self.ring = Ring(())
+        self.recent = Recent()
+        self.learned = Learned()
+
+    def count(self) -> None:
+        """Note which members are ready, after a change."""
+        self.ready = [member for member in self.members if member.state is State.READY]
+
+
+class _View:
+    """types.View for one ask. Replicas are read at once, the ring only when a policy asks for an order."""
+
+    __slots__ = ("_ask", "_group", "_per_block", "cold", "kv", "output", "ready", "replicas", "tau", "tokens")
+
+    def __init__(
+        self, ask: Ask, group: _Group, eligible: Sequence[Replica], depths: dict[ReplicaId, int], block: int, now: float
+    ) -> None:
+        learned, chain = group.learned, ask.chain
+        self._ask, self._group = ask, group
+        self.ready = len(group.ready)
+        self.output, self.tau = learned.output.value, learned.tau.value
+        tokens = self.tokens = float(ask.size * learned.tokens_per_byte if ask.tokens is None else ask.tokens)
+        per_block = self._per_block = tokens * block / ask.size if ask.size else 0.0
+        coldness = group.recent.coldness(chain, self.ready)
+        cold = coldness.before(len(chain))
+        tail = tokens - len(chain) * per_block
+        self.cold = cold * per_block + tail
+        self.kv = sum([member.kv for member in eligible]) / len(eligible)
+        self.replicas = []
+        for member in eligible:
+            depth = depths.get(member.id, 0)
+            uncached = max(1.0, tokens - depth * per_block)
+            left = (cold - coldness.before(depth)) * per_block + tail if depth else self.cold
+            self.replicas.append(member.read(now, self.tau, depth, uncached, left))
+
+    def cached(self, depth: int) -> int:
+        """Prompt tokens in the first `depth` blocks."""
+        return int(depth * self._per_block)
+
+    def order(self) -> Sequence[ReplicaId]:
+        return self._group.ring.order(self._group.recent.key(self._ask.chain, self._ask.tail).hash)
+
+    def order_at(self, depth: int) -> Sequence[ReplicaId]:
+        chain = self._ask.chain
+        return self._group.ring.order(chain[depth - 1] if len(chain) >= depth else self._ask.tail)
+
+
+class Fleet:
+    """Members, load, residency and rings of all models behind one router."""
+
+    def __init__(self, policy: Policy, settings: FleetSettings | None = None) -> None:
+        self._policy = policy
+        self._settings = settings or FleetSettings()
+        self._replicas: dict[ReplicaId, Replica] = {}
+        self._groups: dict[str, _Group] = {}
+        self._everyone = _Group()
+        self.residency = Residency()
+
+    # Members.
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All members, in the order in which they joined."""
+        return self._everyone.members
+
+    @property
+    def ready(self) -> Sequence[Replica]:
+        """The members that are ready."""
+        return self._everyone.ready
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Models that some member has said it serves, by name."""
+        return sorted(self._groups)
+
+    def join(self, specs: Iterable[ReplicaSpec], now: float) -> None:
+        """Add replicas, as `starting`. Raises ValueError for an id that is a member already."""
+        for spec in specs:
+            if spec.id in self._replicas:
+                raise ValueError(f"replica {spec.id!r} is a member already")
+            self._replicas[spec.id] = Replica(spec, now)
+            self.residency.join(spec.id)
+        self._everyone.members = list(self._replicas.values())
+        self._everyone.ring = Ring(self._replicas)
+
+    def replica(self, replica: ReplicaId) -> Replica:
+        """One member. Raises KeyError for an id that is none."""
+        return self._replicas[replica]
+
+    def mark(self, replica: ReplicaId, state: State, reason: str, now: float) -> Transition | None:
+        """Set a replica's state; the answer tells of a change, and is None when there was none."""
+        member = self._replicas[replica]
+        if member.state is state:
+            return None
+        transition = Transition(replica, member.state, state, reason)
+        member.state, member.since, member.reason = state, now, reason
+        for model in member.models:
+            self._groups[model].count()
+        self._everyone.count()
+        return transition
+
+    def serves(self, replica: ReplicaId, models: Mapping[str, object]) -> None:
+        """Take the models that a replica says it serves, each with its card, which the core does not look into."""
+        member = self._replicas[replica]
+        changed = member.models.keys() ^ models.keys()
+        member.models = models
+        for model in changed:
+            group = self._groups.setdefault(model, _Group())
+            group.members = [other for other in self._replicas.values() if model in other.models]
+            group.ring = Ring(other.id for other in group.members)
+            group.count()
+            if not group.members:
+                del self._groups[model]
+
+    def engine(self, replica: ReplicaId, epoch: float | None, kv_tokens: int | None) -> bool:
+        """Take what an engine says of itself; True when its epoch is a new one, and its residency was forgotten.
+
+        What the configuration says of the KV cache's size is only a stand-in for what the engine says.
+        """
+        member = self._replicas[replica]
+        if kv_tokens is not None:
+            member.kv_tokens = kv_tokens
+        known, member.epoch = member.epoch, epoch if epoch is not None else member.epoch
+        if known is None or epoch is None or known == epoch:
+            return False
+        self.residency.forget(replica)
+        return True
+
+    def sampled(self, replica: ReplicaId, sample: EngineSample) -> None:
+        """Take an engine's gauges."""
+        member = self._replicas[replica]
+        group = next((self._groups[model] for model in sorted(member.models)), self._everyone)
+        member.sampled(sample, group.learned)
+
+    def sign_of_life(self, replica: ReplicaId, now: float) -> None:
+        """A byte of an answer, or an answered probe."""
+        self._replicas[replica].last_sign = now
+
+    def full(self, replica: ReplicaId, until: float) -> None:
+        """The replica refused: nothing new before `until`. It is no failure."""
+        self._replicas[replica].full_until = until
+
+    # Asks.
+
+    def route(self, ask: Ask, now: float, rng: Rng, tried: Collection[ReplicaId] = NOBODY) -> Route | Wait | Refusal:
+        """Where this ask should go. `tried` are replicas that it has been sent to already."""
+        group = self._group(ask.model)
+        if group is None:
+            known = RefusalCause.UNKNOWN_MODEL if self._groups else RefusalCause.NO_REPLICA
+            return Refusal(known, None if self._groups else RETRY_AFTER_DOWN)
+        eligible, cuts = self._eligible(group, tried, now)
+        if not eligible:
+            if cuts:
+                return Wait(max(cuts, key=cuts.count), now, cuts)
+            return Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
+        depths = self._depths(ask, group)
+        view = _View(ask, group, eligible, depths, self._settings.block, now)
+        picked = self._policy.pick(ask, view, now, rng)
+        if isinstance(picked, Wait):
+            return picked._replace(cuts=[*cuts, *picked.cuts])
+        reachable = max([reading.depth for reading in view.replicas])
+        return Route(
+            picked.replica,
+            Reason.RETRY if tried else picked.reason,
+            round(view.tokens),
+            view.cached(depths.get(picked.replica, 0)),
+            view.cached(reachable),
+            [*cuts, *picked.cuts],
+        )
+
+    def lease(self, route: Route, ask: Ask, now: float) -> Lease:
+        """Take a route: charge its replica and place the chain there. The caller owns the lease and must end it."""
+        group = self._group(ask.model) or self._everyone
+        replica = self._replicas[route.replica]
+        guess = replica.lin or mean_lin([member.lin for member in group.members])
+        lease = Lease(replica, route, ask, group.learned, self.residency, self._settings.block, guess)
+        lease.charge(self._capacity(replica, route, ask, group.learned), now)
+        if ask.size:
+            group.recent.add(ask.chain, now, len(group.ready))
+        return lease
+
+    def _group(self, model: str | None) -> _Group | None:
+        return self._everyone if model is None else self._groups.get(model)
+
+    def _eligible(self, group: _Group, tried: Collection[ReplicaId], now: float) -> tuple[list[Replica], list[Limit]]:
+        """The replicas that may get the ask, and what cut each of the other ready ones."""
+        eligible: list[Replica] = []
+        cuts: list[Limit] = []
+        most, stall = self._settings.max_concurrency, self._settings.stall
+        for member in group.ready:
+            if member.id in tried:
+                continue
+            cut = member.cut(most, stall, now)
+            if cut is None:
+                eligible.append(member)
+            else:
+                cuts.append(cut)
+        return eligible, cuts
+
+    def _depths(self, ask: Ask, group: _Group) -> dict[ReplicaId, int]:
+        """Blocks of the chain that each holder has, an answer remembered there counted in."""
+        depths = self.residency.depths(ask.chain)
+        if ask.answers:
+            block, rate = self._settings.block, 1 / group.learned.tokens_per_byte
+            for replica, depth in depths.items():
+                end = self.residency.answer_end(replica, ask.chain[depth - 1], ask.answers, rate)
+                depths[replica] = max(depth, min(len(ask.chain), end // block))
+        return depths
+
+    def _capacity(self, replica: Replica, route: Route, ask: Ask, learned: Learned) -> int:
+        """The replica's KV cache less the outputs in flight, in blocks of this prompt's density."""
+        if not ask.size:
+            return 0
+        tokens = replica.kv_tokens - replica.requests * learned.output.value
+        per_block = max(1.0, route.tokens * self._settings.block / ask.size)
+        return int(min(max(0.0, tokens / per_block), self._settings.index_blocks / len(self._replicas)))

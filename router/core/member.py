@@ -1,0 +1,64 @@
+"""One replica as the fleet knows it: its load, its state, and what its engine said of itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.core.backlog import Load
+from router.core.types import Limit, ReplicaId, State
+
+DEFAULT_KV_TOKENS = 400_000
+"""KV cache of a replica that does not tell: an 8B model on an 80 GB card has 467,000 (POLICY section 7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What the configuration says of a replica; None where it says nothing and the router learns or assumes."""
+
+    id: ReplicaId
+    prefill_tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    kv_seconds_per_token: float | None = None
+    kv_tokens: int | None = None
+    max_concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A replica's change of state, for whoever describes it."""
+
+    replica: ReplicaId
+    old: State
+    new: State
+    reason: str
+
+
+class Replica(Load):
+    """A member. `last_sign` is when it last gave a sign of life: a byte of an answer, or an answered probe."""
+
+    def __init__(self, spec: ReplicaSpec, now: float) -> None:
+        rate = spec.prefill_tokens_per_second
+        super().__init__(spec.id, 1 / rate if rate else None, spec.step_seconds, spec.kv_seconds_per_token)
+        self.spec = spec
+        self.state = State.STARTING
+        self.since = now
+        self.reason = "joined"
+        self.models: Mapping[str, object] = {}
+        self.kv_tokens = spec.kv_tokens or DEFAULT_KV_TOKENS
+        self.epoch: float | None = None
+        self.full_until = 0.0
+        self.last_sign = now
+
+    def state_now(self, now: float) -> State:
+        """The state to show: `full` is `ready` until the refusal's Retry-After has passed."""
+        return State.FULL if self.state is State.READY and now < self.full_until else self.state
+
+    def cut(self, max_concurrency: int | None, stall: float, now: float) -> Limit | None:
+        """What keeps a ready replica from new requests for the moment, whatever the policy."""
+        most = self.spec.max_concurrency or max_concurrency
+        if now < self.full_until:
+            return Limit.FULL
+        if self.requests and now - self.last_sign > stall:
+            return Limit.STALL
+        if most is not None and self.requests >= most:
+            return Limit.MAX_CONCURRENCY
+        return None

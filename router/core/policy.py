@@ -1,0 +1,136 @@
+"""`prefix_affinity`, the default policy: home, until waiting there costs more than computing again elsewhere.
+
+    score(r) = (backlog(r) + u(r)) * lin(r)                             own wait + own prefill, at r's own speed
+             + stickiness * cold(r) * lin*                              a cold miss takes capacity from everybody
+             + decode * out * kv* * (context(r) + running(r) * prompt)  the others' KV reads for me, and mine for them
+             + decode * out * step(r) * y(r) / (1 - y(r))               r's prefill rate goes on interrupting my output
+
+in seconds; the least wins. u = uncached prompt tokens there, cold = those of them that are not hot, lin = seconds per
+prefill token, y = recent prefill load, starred = mean over the eligible replicas. Stickiness and KV cost use means:
+multiplied by a replica's own rate, differences in speed outweigh every queue. Source: POLICY section 1.
+
+Two things bend "the least wins". A prompt of which nobody holds a cold block goes to the first replica in ring order
+whose score is within `home_slack` of the least: home, so that routers agree without talking. Other near-ties, within
+`tie`, go in ring order too, which makes the spill's second place a stable one.
+
+Hard limits are applied first; when they cut everybody the answer is to wait.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from router.core.backlog import DEFAULT_LIN
+from router.core.types import Ask, Candidate, Limit, Reading, Reason, ReplicaId, Rng, View, Wait
+
+MAX_PREFILL_LOAD = 0.95
+"""y / (1 - y) must stay finite: at 0.95 an output token takes 20 steps' time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Hard limits on one replica, checked before scoring; None switches one off. Start values of POLICY section 1."""
+
+    max_queued_requests: int | None = 32
+    max_backlog_seconds: float | None = 18.0
+    max_kv_usage: float | None = 0.95
+
+    def cut(self, replica: Reading, behind: float) -> Limit | None:
+        """The first limit that cuts a replica whose wait is `behind` seconds longer than the shortest one."""
+        if self.max_queued_requests is not None and replica.queued >= self.max_queued_requests:
+            return Limit.MAX_QUEUED_REQUESTS
+        if self.max_backlog_seconds is not None and behind >= self.max_backlog_seconds:
+            return Limit.MAX_BACKLOG_SECONDS
+        if self.max_kv_usage is not None and replica.kv_usage is not None and replica.kv_usage >= self.max_kv_usage:
+            return Limit.MAX_KV_USAGE
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Constants of the score, from one 8-replica simulator; only the ratio (stickiness + 1) / decode matters."""
+
+    stickiness: float = 15.0
+    decode: float = 0.25
+    home_slack: float = 0.1
+    tie: float = 0.005
+
+
+def mean_lin(known: Iterable[float | None]) -> float:
+    """lin*: mean seconds per prefill token over the replicas where it is known, DEFAULT_LIN where it is not at all."""
+    rates = [lin for lin in known if lin is not None]
+    return sum(rates) / len(rates) if rates else DEFAULT_LIN
+
+
+class PrefixAffinity:
+    """The rule above. Stateless: all that it knows is in the view."""
+
+    def __init__(self, weights: Weights | None = None, limits: Limits | None = None) -> None:
+        self._weights = weights or Weights()
+        self._limits = limits or Limits()
+
+    def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait:
+        """The best replica within the limits, or Wait for the limit that cut the most."""
+        lin = mean_lin([replica.lin for replica in view.replicas])
+        uncut, cuts = self._within_limits(view.replicas, lin)
+        if not uncut:
+            return Wait(max(cuts, key=cuts.count), now, cuts)
+        scores = {replica.id: sum(self.lines(replica, view, lin)) for replica in uncut}
+        if not ask.size:
+            return Candidate(_least(scores, rng), Reason.PASSTHROUGH, cuts)
+        if len(view.replicas) == 1:
+            return Candidate(uncut[0].id, Reason.ONLY, cuts)
+        chosen = self._choose(scores, view)
+        return Candidate(chosen, _reason(chosen, view), cuts)
+
+    def lines(self, replica: Reading, view: View, lin: float) -> tuple[float, float, float, float]:
+        """The score's four lines in seconds, in the order of this file's head; `lin` is lin*."""
+        weights = self._weights
+        own = replica.lin or lin
+        decode = weights.decode * view.output
+        y = min(MAX_PREFILL_LOAD, own * replica.recent / view.tau)
+        return (
+            (replica.backlog + replica.uncached) * own,
+            weights.stickiness * replica.cold * lin,
+            decode * view.kv * (replica.context + replica.running * view.tokens),
+            decode * replica.step * y / (1.0 - y),
+        )
+
+    def _within_limits(self, replicas: Sequence[Reading], lin: float) -> tuple[Sequence[Reading], Sequence[Limit]]:
+        """The replicas that no hard limit cuts, and for each of the others the limit that did."""
+        waits = [replica.backlog * (replica.lin or lin) for replica in replicas]
+        least = min(waits)
+        found = [self._limits.cut(replica, wait - least) for replica, wait in zip(replicas, waits, strict=True)]
+        if not any(found):
+            return replicas, ()
+        uncut = [replica for replica, cut in zip(replicas, found, strict=True) if cut is None]
+        return uncut, [cut for cut in found if cut is not None]
+
+    def _choose(self, scores: dict[ReplicaId, float], view: View) -> ReplicaId:
+        """The least score, or the first in ring order of those near enough to it."""
+        cold_is_held = min([replica.cold for replica in view.replicas]) < view.cold
+        bar = min(scores.values()) + (self._weights.tie if cold_is_held else self._weights.home_slack)
+        near = [replica for replica, score in scores.items() if score <= bar]
+        return near[0] if len(near) == 1 else _first(view.order(), near)
+
+
+def _reason(chosen: ReplicaId, view: View) -> Reason:
+    deepest = max([replica.depth for replica in view.replicas])
+    if deepest:
+        holds = [replica.id for replica in view.replicas if replica.depth == deepest]
+        return Reason.HOLDER if chosen in holds else Reason.SPILL
+    home = _first(view.order(), [replica.id for replica in view.replicas])
+    return Reason.HOME if chosen == home else Reason.SPILL
+
+
+def _first(order: Sequence[ReplicaId], among: Collection[ReplicaId]) -> ReplicaId:
+    """The first in ring order."""
+    for replica in order:
+        if replica in among:
+            break
+    return replica
+
+
+def _least(scores: dict[ReplicaId, float], rng: Rng) -> ReplicaId:
+    """Least loaded; a tie is drawn, since without a prompt there is no key to order by."""
+    least = min(scores.values())
+    return rng.choice([replica for replica, score in scores.items() if score == least])

@@ -1,0 +1,230 @@
+"""The nouns of routing: immutable values, and what a policy may read.
+
+The hot ones are named tuples, not frozen dataclasses: one is built per request, and a named tuple is four times
+cheaper to build. Nothing here has behaviour beyond reading itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol, TypeVar
+
+ReplicaId = str
+
+
+T = TypeVar("T")
+
+
+class Rng(Protocol):
+    """The randomness that a caller hands in; random.Random is one."""
+
+    def choice(self, seq: Sequence[T], /) -> T: ...
+
+
+class State(StrEnum):
+    """What a replica is right now. Only `READY` gets new requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FULL = "full"
+    EJECTED = "ejected"
+    DOWN = "down"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Reason(StrEnum):
+    """Why a route chose its replica; exported with every decision."""
+
+    HOLDER = "holder"  # the deepest holder won
+    HOME = "home"  # nobody holds, the ring's home won
+    SPILL = "spill"  # somebody holds more, or it was not the home's turn: load decided
+    ONLY = "only"  # one eligible replica
+    RETRY = "retry"  # another replica was tried first
+    PASSTHROUGH = "passthrough"  # no prompt to hash: least loaded
+    POLICY = "policy"  # a baseline's choice
+
+
+class Limit(StrEnum):
+    """What can cut a ready replica from a choice: the configuration's hard limits by name, and two passing states."""
+
+    MAX_CONCURRENCY = "max_concurrency"
+    MAX_QUEUED_REQUESTS = "max_queued_requests"
+    MAX_BACKLOG_SECONDS = "max_backlog_seconds"
+    MAX_KV_USAGE = "max_kv_usage"
+    FULL = "full"  # it refused a moment ago, and its Retry-After has not passed
+    STALL = "stall"  # it has open leases and gives no sign of life
+
+
+class RefusalCause(StrEnum):
+    """Why there is no route; the first three name the metric's reason too (UX 5.1)."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    NO_REPLICA = "no_replica"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+
+
+class Outcome(StrEnum):
+    """How a lease ended."""
+
+    OK = "ok"  # the replica answered to the end, whatever the status
+    ABORTED = "aborted"  # the client left
+    FAILED = "failed"  # the replica broke off, or answered in no understandable way
+    REFUSED = "refused"  # 429 or 503 before any work
+    NOT_REACHED = "not_reached"  # the request was never fully written
+
+
+class Ask(NamedTuple):
+    """What routing needs to know of one request.
+
+    `chain` holds the hashes of the prompt's full blocks, `tail` one hash of the whole prompt, `size` the prompt's
+    bytes in template order, `tokens` the exact prompt tokens where the client sent token ids. `answers` maps the
+    byte at which an assistant message begins to the byte at which it ends. An ask without a prompt has `size` 0.
+    """
+
+    model: str | None
+    chain: Sequence[int] = ()
+    tail: int = 0
+    size: int = 0
+    streams: bool = False
+    tokens: int | None = None
+    answers: Mapping[int, int] = {}
+
+
+class Candidate(NamedTuple):
+    """The replica that a policy would send the ask to; `cuts` names a limit for each replica that one cut."""
+
+    replica: ReplicaId
+    reason: Reason
+    cuts: Sequence[Limit] = ()
+
+
+class Route(NamedTuple):
+    """The answer 'send it there', with prompt tokens as the router believes them.
+
+    `tokens` is the prompt, `cached` what that replica has of it, `reachable` the most that any eligible replica has:
+    the difference of the last two is what routing gave away (the locality ledger's second gap).
+    """
+
+    replica: ReplicaId
+    reason: Reason
+    tokens: int
+    cached: int
+    reachable: int
+    cuts: Sequence[Limit] = ()
+
+
+class Wait(NamedTuple):
+    """Every eligible replica is cut by a limit that may lift; `since` is the moment of this answer."""
+
+    limit: Limit
+    since: float
+    cuts: Sequence[Limit] = ()
+
+
+class Refusal(NamedTuple):
+    """No route, why not, and in how many seconds to try again (None: never, as it stands)."""
+
+    cause: RefusalCause
+    retry_after: float | None = None
+
+
+class Usage(NamedTuple):
+    """What the engine said of one request, in tokens; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class EngineSample(NamedTuple):
+    """One reading of an engine's gauges, None where the engine does not export them.
+
+    `own_requests` and `own_unstarted` are the router's own open leases, and those of them without a first token, at
+    the moment of the sample: gauges are only ever compared with the counts of their own moment.
+    """
+
+    at: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    own_requests: int = 0
+    own_unstarted: int = 0
+
+
+class Reading(NamedTuple):
+    """One replica at the moment of a pick, with the ask's own standing there. Requests, prompt tokens, seconds.
+
+    `lin` is seconds per prefill token (None while nothing is known), `step` seconds of a decode step without context,
+    `kv` what a token of context adds to it. `recent` is the uncached tokens dispatched, decayed over tau. Others'
+    load, as far as engines show it, is in. Of the ask, `depth` blocks are believed resident there, `uncached` tokens
+    are not, and `cold` of these are not hot either.
+    """
+
+    id: ReplicaId
+    requests: int  # our open leases
+    queued: int  # requests without a first token
+    backlog: float
+    running: float
+    context: float
+    recent: float
+    kv_usage: float | None
+    lin: float | None
+    step: float
+    kv: float
+    depth: int
+    uncached: float
+    cold: float
+
+
+class View(Protocol):
+    """What a policy may read when it picks: the eligible replicas and the ask as the fleet sees it."""
+
+    @property
+    def replicas(self) -> Sequence[Reading]:
+        """Those that can serve this ask: model, state, not yet tried. Never empty. Limits are not applied."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """N: ready replicas of the model."""
+        ...
+
+    @property
+    def tokens(self) -> float:
+        """Prompt tokens, believed."""
+        ...
+
+    @property
+    def cold(self) -> float:
+        """Prompt tokens that are not hot: what is cold on a replica that holds nothing."""
+        ...
+
+    @property
+    def kv(self) -> float:
+        """kv*: mean seconds that a token of context adds to a decode step, over these replicas."""
+        ...
+
+    @property
+    def output(self) -> float:
+        """Learned mean output tokens of the model."""
+        ...
+
+    @property
+    def tau(self) -> float:
+        """Learned mean seconds from first token to finish of the model."""
+        ...
+
+    def order(self) -> Sequence[ReplicaId]:
+        """The model's replicas in ring order of the ask's adaptive key, home first."""
+        ...
+
+    def order_at(self, depth: int) -> Sequence[ReplicaId]:
+        """The same for the chain hash at a fixed depth in blocks (the whole prompt where it is shorter)."""
+        ...
+
+
+class Policy(Protocol):
+    """The one verb. The view's replicas are never empty; the answer names one of them."""
+
+    def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait: ...

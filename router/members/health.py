@@ -1,0 +1,158 @@
+"""Probes every member, and reads what its engine says of itself.
+
+One loop for each replica, with jitter so that routers do not probe in step: `/health` (out after two failures, or at
+once on a refused connection; in after one success), then `/metrics`, and `/v1/models` every few seconds. A replica
+becomes ready when it answers the probe and has told its models. Counters of load are never touched here: they change
+by a request's start and end only.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import aiohttp
+
+from router.core.fleet import Fleet
+from router.core.types import EngineSample, ReplicaId, State
+from router.members import engine
+
+log = logging.getLogger("homing.health")
+
+COMPLAIN_AFTER = 10
+"""Failures in a row after which the log says once what is tried and what to check: the address may be wrong."""
+
+JITTER = 0.1
+"""Share of an interval by which each wait differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """Seconds; `failures` in a row take a replica out."""
+
+    interval: float = 1.0
+    timeout: float = 2.0
+    failures: int = 2
+    models_interval: float = 5.0
+
+
+class Health:
+    """All probes of one router. `changed` is called after any change that may let a waiting request through."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        urls: Mapping[ReplicaId, str],
+        settings: HealthSettings,
+        rng: Random,
+        changed: Callable[[], None],
+    ) -> None:
+        self._fleet, self._urls, self._settings = fleet, urls, settings
+        self._rng, self._changed = rng, changed
+        self._failures = dict.fromkeys(urls, 0)
+        self.missing: dict[ReplicaId, frozenset[str]] = {}
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout)
+        # One connection for each of the loops; more would outlive the engine's patience between two probes.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+            for replica in self._urls:
+                group.create_task(self._watch(session, replica))
+
+    def unreachable(self, replica: ReplicaId) -> None:
+        """The data plane's connection was refused: nobody listens there, so the replica is out at once."""
+        self._mark(replica, State.DOWN, "connection refused")
+
+    async def _watch(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
+        """One replica's loop."""
+        clock = asyncio.get_running_loop().time
+        models_at = clock()
+        while True:
+            due = clock() + self._settings.interval * self._rng.uniform(1 - JITTER, 1 + JITTER)
+            if await self._probe(session, replica):
+                joins = self._fleet.replica(replica).state is not State.READY
+                await self._scrape(session, replica)
+                if (joins or clock() >= models_at) and await self._models(session, replica):
+                    models_at = clock() + self._settings.models_interval
+                if joins and self._fleet.replica(replica).models:
+                    self._mark(replica, State.READY, "answers /health")
+                self._changed()
+            await asyncio.sleep(due - clock())
+
+    async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaId) -> bool:
+        try:
+            async with session.get(f"{self._urls[replica]}/health") as response:
+                await response.read()
+                problem = None if response.status == 200 else f"/health answers {response.status}"
+        except aiohttp.ClientConnectorError as error:
+            problem = f"cannot connect: {error.os_error.strerror or error}"
+            if isinstance(error.os_error, ConnectionRefusedError):
+                self._failures[replica] = max(self._failures[replica], self._settings.failures - 1)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"/health: {error or 'no answer in time'}"
+        if problem is not None:
+            self._failed(replica, problem)
+            return False
+        self._failures[replica] = 0
+        self._fleet.sign_of_life(replica, asyncio.get_running_loop().time())
+        return True
+
+    def _failed(self, replica: ReplicaId, problem: str) -> None:
+        self._failures[replica] += 1
+        if self._failures[replica] == COMPLAIN_AFTER:
+            log.warning(
+                "replica %s at %s failed %d probes in a row (%s): is the URL right, and is the engine running?",
+                replica,
+                self._urls[replica],
+                COMPLAIN_AFTER,
+                problem,
+            )
+        if self._failures[replica] >= self._settings.failures:
+            self._mark(replica, State.DOWN, problem)
+
+    async def _scrape(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
+        """Read the engine's gauges. Our own counts are taken before and after, and the larger count: a request that
+        came or went while the engine wrote its answer must not look like somebody else's."""
+        member = self._fleet.replica(replica)
+        before = (member.requests, member.unstarted)
+        text = await self._text(session, replica, "/metrics")
+        metrics = engine.read(text or "")
+        self.missing[replica] = frozenset(metrics.missing)
+        if text is None:
+            return
+        if self._fleet.engine(replica, metrics.epoch, metrics.kv_tokens):
+            log.info("replica %s has restarted; what it had cached is forgotten", replica)
+        now = asyncio.get_running_loop().time()
+        requests, unstarted = max(before[0], member.requests), max(before[1], member.unstarted)
+        sample = EngineSample(now, metrics.running, metrics.waiting, metrics.kv_usage, requests, unstarted)
+        self._fleet.sampled(replica, sample)
+
+    async def _models(self, session: aiohttp.ClientSession, replica: ReplicaId) -> bool:
+        text = await self._text(session, replica, "/v1/models")
+        try:
+            cards = json.loads(text or "")["data"]
+            models = {card["id"]: card for card in cards if isinstance(card["id"], str)}
+        except (ValueError, KeyError, TypeError):
+            return False
+        self._fleet.serves(replica, models)
+        return True
+
+    async def _text(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> str | None:
+        """The body of a good answer; None for any other, and for none."""
+        try:
+            async with session.get(f"{self._urls[replica]}{path}") as response:
+                text = await response.text(errors="replace")
+                return text if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.debug("replica %s: %s: %s", replica, path, error)
+            return None
+
+    def _mark(self, replica: ReplicaId, state: State, reason: str) -> None:
+        transition = self._fleet.mark(replica, state, reason, asyncio.get_running_loop().time())
+        if transition is not None:
+            log.info("replica %s: %s -> %s (%s)", replica, transition.old, transition.new, reason)
+            self._changed()

@@ -1,0 +1,109 @@
+"""Pumps one response to its client: head edited, body bytes passed through as they came.
+
+Two things are looked for, and never by decoding each event: the first body byte (the first token, where the answer is
+a good one) and `usage`, searched once, at the end, in the last pieces. When the upstream dies midway the client sees
+it: an `error` event in a stream that stands between two chunks, and in any case a connection closed without an end.
+"""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from router.core.types import Usage
+from router.proxy.wire import Request, ResponseReader, forwarded, response_head
+
+TAIL_PIECES = 4
+"""Pieces kept for `usage`: vLLM ends a stream with usage, [DONE] and the last chunk, each in a write of its own."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_NOTHING: frozenset[bytes] = frozenset()
+_LENGTH = frozenset((b"content-length",))
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Usage)
+
+
+class Sink(Protocol):
+    """The client side of a relay."""
+
+    def write(self, data: bytes) -> None: ...
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """The last `usage` object in the end of an answer; None where there is none, or of another form."""
+    found = _USAGE.findall(tail)
+    if not found:
+        return None
+    try:
+        usage = _DECODER.decode(found[-1])
+    except msgspec.MsgspecError:
+        return None
+    details = usage.prompt_tokens_details
+    return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+
+
+class Relay:
+    """One response on its way. `extra` are header lines that the router adds."""
+
+    def __init__(self, request: Request, response: ResponseReader, extra: Sequence[bytes], sink: Sink) -> None:
+        self._response = response
+        self._sink = sink
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._to_head = request.method == b"HEAD"
+        self._left = response.length
+        unframed = response.length is None and not response.chunked and response.status not in {204, 304}
+        self._rechunk = unframed and not request.http_1_0 and not self._to_head
+        self._dechunk = response.chunked and request.http_1_0
+        self.keep_alive = request.keep_alive and not (request.http_1_0 or (unframed and not self._rechunk))
+        lines = forwarded(response.headers, _LENGTH if response.chunked else _NOTHING)
+        if (response.chunked and not request.http_1_0) or self._rechunk:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._head: bytes | None = response_head(response.status, response.phrase, [*lines, *extra])
+
+    def pass_on(self, data: bytes) -> None:
+        """Write what just arrived. `data` is body bytes on the wire; the decoded pieces are the response's."""
+        pieces = self._response.pieces
+        self._tail.extend(pieces[-TAIL_PIECES:])
+        if self._to_head:
+            data = b""
+        elif self._dechunk:
+            data = b"".join(pieces)
+        elif self._rechunk:
+            data = b"".join([b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces])
+            if self._response.complete:
+                data += b"0\r\n\r\n"
+        elif self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        if data:
+            self._sink.write(data)
+
+    def usage(self) -> Usage | None:
+        """What the end of the answer says of tokens."""
+        return read_usage(b"".join(self._tail))
+
+    def broken(self, message: str) -> None:
+        """The replica is gone midway: say so inside a stream that stands between two chunks. The caller closes."""
+        response = self._response
+        streams = any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in response.headers)
+        if streams and response.chunked and not response.in_chunk and not self._to_head:
+            error = {"error": {"message": message, "type": "server_error", "param": None, "code": "replica_lost"}}
+            event = b"data: %b\n\n" % msgspec.json.encode(error)
+            self._sink.write(event if self._dechunk else b"%x\r\n%b\r\n" % (len(event), event))

@@ -1,0 +1,163 @@
+"""Client connections: bytes in, one exchange at a time, answers in the order of requests.
+
+While an exchange runs the connection goes on reading, because only a read tells that a client has left; what a
+pipelining client sends ahead is kept, up to a bound, and reading stops there.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import cast
+
+from router.proxy import openai
+from router.proxy.exchange import Exchange, Proxy
+from router.proxy.wire import Request, RequestReader, WireError, response_head
+
+READ_AHEAD = 64 * 1024
+"""Bytes of later requests that are kept while one is served; beyond, reading stops until it is done."""
+
+
+class Clients:
+    """The open client connections of one worker."""
+
+    def __init__(self) -> None:
+        self._open: set[ClientConnection] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: "ClientConnection") -> None:
+        self._open.add(connection)
+        self._none.clear()
+
+    def remove(self, connection: "ClientConnection") -> None:
+        self._open.remove(connection)
+        if not self._open:
+            self._none.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`."""
+        for connection in list(self._open):
+            connection.close_when_idle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none.wait(), seconds)
+        for connection in list(self._open):
+            connection.abort()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, proxy: Proxy, max_body: int, clients: "Clients") -> None:
+        self._proxy = proxy
+        self._reader = RequestReader(max_body)
+        self._clients = clients
+        self._exchange: Exchange | None = None
+        self._requests: deque[Request] = deque()
+        self._ahead: list[bytes] = []
+        self._ahead_size = 0
+        self._closes = self._paused = self._last = False
+        self._transport: asyncio.Transport
+
+    # asyncio's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
+        self._clients.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closes:
+            return
+        if self._exchange is not None:
+            self._ahead.append(data)
+            self._ahead_size += len(data)
+            if self._ahead_size > READ_AHEAD:
+                self._transport.pause_reading()
+            return
+        self._read(data)
+
+    def eof_received(self) -> bool:
+        """A client that closes its writing side has left; asyncio closes the other side after this."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clients.remove(self)
+        self._closes = True
+        exchange, self._exchange = self._exchange, None
+        self._requests.clear()
+        if exchange is not None:
+            exchange.client_left()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._exchange is not None:
+            self._exchange.client_paused(True)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self._exchange.client_paused(False)
+
+    # What the exchange tells (exchange.Client).
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def done(self, keep_alive: bool) -> None:
+        """The answer is out."""
+        self._exchange = None
+        if self._last or not keep_alive:
+            self._close()
+        elif self._requests or self._ahead:
+            self._proxy.loop.call_soon(self._go_on)
+
+    def abort(self) -> None:
+        self._exchange = None
+        self._close()
+
+    def close_when_idle(self) -> None:
+        """Stop: close now if nothing is under way, else when the answer is out."""
+        self._last = True
+        if self._exchange is None and self._reader.idle:
+            self._close()
+
+    def _close(self) -> None:
+        self._closes = True
+        self._transport.close()
+
+    # Requests.
+
+    def _read(self, data: bytes) -> None:
+        try:
+            self._requests.extend(self._reader.feed(data))
+        except WireError as error:
+            self._refuse(error)
+            return
+        if self._reader.wants_continue and not self._requests:
+            self._reader.wants_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._next()
+
+    def _next(self) -> None:
+        if self._requests and self._exchange is None and not self._closes:
+            self._exchange = Exchange(self._proxy, self, self._requests.popleft(), self._paused)
+            self._exchange.start()
+
+    def _go_on(self) -> None:
+        if self._closes or self._exchange is not None:
+            return
+        if self._requests:
+            self._next()
+            return
+        ahead, self._ahead, self._ahead_size = self._ahead, [], 0
+        self._transport.resume_reading()
+        self._read(b"".join(ahead))
+
+    def _refuse(self, error: WireError) -> None:
+        """Answer what is no request, and close: where the next one would begin is not known."""
+        body = openai.error(error.status, str(error), "invalid_request_error", error.reason).body
+        line = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        self._transport.write(response_head(error.status, b"", [line]) + body)
+        self._close()

@@ -1,0 +1,238 @@
+"""Connections to replicas and their pools.
+
+A connection carries one exchange at a time and tells it what happens; it knows nothing of leases or retries. Idle
+connections are kept newest first and dropped before the engine would (uvicorn: 5 s), since a request sent into a
+connection that the engine is closing is lost.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import NamedTuple, Protocol, cast
+
+import httptools
+
+from router.proxy.wire import ResponseReader
+
+IDLE_SECONDS = 3.0
+"""uvicorn, under vLLM, closes after 5 s without a request; 3 s leaves two for a slow network and a paused router."""
+
+MAX_IDLE = 256
+"""Idle connections kept per replica: vLLM's default of 256 running sequences."""
+
+
+class Address(NamedTuple):
+    """Where a replica listens: `base` is the URL's path without a final slash, `authority` the Host it is called by."""
+
+    host: str
+    port: int
+    base: bytes = b""
+    authority: bytes = b""
+
+
+class Loss(NamedTuple):
+    """How a connection was lost: `written` whether the request had left whole, `reused` whether it had been idle."""
+
+    written: bool
+    reused: bool
+    reason: str
+
+
+class Sender(Protocol):
+    """Who a connection talks to."""
+
+    def on_response(self, response: ResponseReader, data: bytes) -> None:
+        """Bytes of the response: `data` is the body's on the wire, and may be empty when only the head is whole."""
+        ...
+
+    def on_lost(self, loss: Loss) -> None:
+        """No more will come, and the response is not complete."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a replica."""
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._sender: Sender | None = None
+        self._response = ResponseReader()
+        self._busy = False
+        self._written = True
+        self._reused = False
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport
+
+    def send(self, sender: Sender, head: bytes, body: bytes, to_head: bool) -> None:
+        """Send one request; `sender` hears of the response until it is complete or the connection lost."""
+        self._sender = sender
+        self._busy = True
+        self._response.begin(to_head)
+        if body:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+
+    def abort(self) -> None:
+        """Drop the connection at once, so that the engine aborts; the sender hears nothing more."""
+        self._sender = None
+        self._transport.abort()
+
+    def drain(self) -> None:
+        """Let the rest of the response pass unheard, and keep the connection if it ends well."""
+        self._sender = None
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on reading: the client is slower than the replica."""
+        if self._transport.is_closing():
+            return
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    @property
+    def closing(self) -> bool:
+        return self._transport.is_closing()
+
+    # asyncio's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
+        self._pool.made(self)
+        self._transport.set_write_buffer_limits(high=0)  # So that resume_writing tells when a request has left whole.
+
+    def pause_writing(self) -> None:
+        self._written = False
+
+    def resume_writing(self) -> None:
+        self._written = True
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if not self._busy:
+            self._transport.abort()  # Bytes that nobody asked for.
+            return
+        try:
+            body = response.feed(data)
+        except httptools.HttpParserError as error:
+            self._lose(f"not an HTTP response: {error}")
+            self._transport.abort()
+            return
+        if response.status:
+            self._heard(response, body)
+
+    def eof_received(self) -> None:
+        if self._busy:
+            self._response.eof()
+            if self._response.complete:
+                self._heard(self._response, b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self._lose(str(exc) if exc else "the replica closed the connection")
+
+    def _heard(self, response: ResponseReader, body: bytes) -> None:
+        sender = self._sender
+        if response.complete:
+            self._sender = None
+            self._busy = False
+            if response.keep_alive() and self._written and not self.closing:
+                self._pool.keep(self)
+                self._reused = True
+            else:
+                self._transport.close()
+        if sender is not None:
+            sender.on_response(response, body)
+        if self._busy:
+            response.pieces.clear()
+
+    def _lose(self, reason: str) -> None:
+        sender, self._sender, self._busy = self._sender, None, False
+        if sender is not None:
+            sender.on_lost(Loss(self._written, self._reused, reason))
+
+
+class Pool:
+    """One replica's connections."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, connect_timeout: float) -> None:
+        self._loop = loop
+        self.address = address
+        self._connect_timeout = connect_timeout
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def open(self) -> int:
+        """Open connections, idle ones too."""
+        return len(self._open)
+
+    def take(self) -> Connection | None:
+        """The idle connection used last, if any is still good."""
+        oldest = self._loop.time() - IDLE_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closing and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises OSError (refused, unreachable, TimeoutError)."""
+        connection = Connection(self)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._loop.create_connection(lambda: connection, self.address.host, self.address.port)
+        except BaseException:  # Cancelled, perhaps just when it was made: nobody would close it.
+            if connection in self._open:
+                connection.abort()
+            raise
+        return connection
+
+    def made(self, connection: Connection) -> None:
+        """A connection is open."""
+        self._open.add(connection)
+
+    async def refuses(self) -> bool:
+        """Whether a fresh connection is refused: a process that is gone generates nothing."""
+        try:
+            connection = await self.connect()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        connection.abort()
+        return False
+
+    def keep(self, connection: Connection) -> None:
+        """Take a connection back whose response has ended."""
+        if len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._open.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._open):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        oldest = self._loop.time() - IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since <= oldest:
+            self._idle.popleft().abort()
+        if self._idle:
+            self._sweeper = self._loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._sweep)

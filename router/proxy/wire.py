@@ -1,0 +1,303 @@
+"""HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
+
+httptools (llhttp) parses heads and framing; what it leaves open is checked here: exactly one Host, no transfer coding
+but `chunked`, none in HTTP/1.0, bounded head and body, no Upgrade. Nothing here knows of sockets, routes or models.
+"""
+
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import NamedTuple
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
+    b" upgrade".split()
+)
+"""Fields of one connection, never forwarded (RFC 9110 section 7.6.1); those named in Connection come on top."""
+
+REQUEST_ONLY = frozenset((b"host", b"content-length", b"expect"))
+"""Fields of a request that the router writes itself."""
+
+MAX_HEAD = 64 * 1024
+"""Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
+
+PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class WireError(Exception):
+    """A request that cannot be taken; its connection closes. `reason` is as the metric names it."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Request(NamedTuple):
+    """A whole request. `target` is as the client sent it; `named` are the fields that its Connection header names."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool
+    http_1_0: bool
+
+    @property
+    def path(self) -> str:
+        """The target without its query, undecoded."""
+        return self.target.partition(b"?")[0].decode("latin-1")
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first field of this lower-case name."""
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return None
+
+
+class RequestReader:
+    """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection."""
+
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
+        self._parser = httptools.HttpRequestParser(self)
+        self._done: list[Request] = []
+        self.wants_continue = False
+        self.on_message_begin()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request has begun that is not whole yet."""
+        return not self._begun
+
+    def feed(self, data: bytes) -> list[Request]:
+        """Take bytes; returns the requests that they complete. Raises WireError."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            raise WireError(400, "bad_request", "this server does not switch protocols") from error
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, WireError):
+                raise error.__context__ from None
+            raise
+        except httptools.HttpParserError as error:
+            raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
+        done, self._done = self._done, []
+        return done
+
+    # llhttp's callbacks.
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers: Headers = []
+        self._fields: Headers = []
+        self._pieces: list[bytes] = []
+        self._head_size = self._body_size = 0
+        self._begun = False
+
+    def on_url(self, url: bytes) -> None:
+        self._begun = True
+        self._url += url
+        self._grow(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+        self._grow(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        hosts = length = expects = 0
+        for name, value in self._headers:
+            lower = name.lower()
+            if lower == b"host":
+                hosts += 1
+            elif lower == b"content-length":
+                length = int(value)
+            elif lower == b"transfer-encoding":
+                self._check_coding(value)
+            elif lower == b"expect":
+                expects += value.lower() == b"100-continue"
+        if hosts != 1 and not (hosts == 0 and self._parser.get_http_version() == "1.0"):
+            raise WireError(400, "bad_request", "a request names exactly one Host")
+        if length > self._max_body:
+            raise self._too_large()
+        self.wants_continue = bool(expects)
+        self._fields, self._headers = self._headers, []  # What comes after the head are trailers, which are dropped.
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        if self._body_size > self._max_body:
+            raise self._too_large()
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        pieces = self._pieces
+        version = self._parser.get_http_version()
+        self._done.append(
+            Request(
+                self._parser.get_method(),
+                self._url,
+                self._fields,
+                pieces[0] if len(pieces) == 1 else b"".join(pieces),
+                self._parser.should_keep_alive() and version == "1.1",
+                version == "1.0",
+            )
+        )
+        self._begun = False
+        self.wants_continue = False
+        self._pieces = []
+
+    def _grow(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > MAX_HEAD:
+            raise WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
+
+    def _check_coding(self, value: bytes) -> None:
+        if value.strip().lower() != b"chunked" or self._parser.get_http_version() == "1.0":
+            raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
+
+    def _too_large(self) -> WireError:
+        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
+
+
+class ResponseReader:
+    """One replica connection's responses, one after the other.
+
+    `begin` makes ready for the next, then `feed` takes bytes. `status` is 0 until the head is whole; `pieces` holds
+    the decoded body bytes since the reader was last told to forget them. One reader serves a connection's whole life,
+    because making a parser costs more than parsing a head.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.on_body = self.pieces.append
+        self._keep_alive = False
+        self.begin(to_head=False)
+        self._parser = httptools.HttpResponseParser(self)
+
+    def begin(self, to_head: bool) -> None:
+        """Expect the response to one request; a response to HEAD has no body whatever its head says."""
+        self._to_head = to_head
+        self._head = b""
+        self._interim = 0
+        self.status = 0
+        self.phrase = b""
+        self.headers: Headers = []
+        self.complete = self.excess = self.chunked = self.in_chunk = False
+        self.length: int | None = None
+        self.pieces.clear()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes; returns those of them that belong to the body as it is on the wire, chunk framing and all.
+
+        Raises httptools.HttpParserError for what is no HTTP response.
+        """
+        if self.status:
+            self._parser.feed_data(data)
+            return data
+        self._head += data
+        self._parser.feed_data(data)
+        if not self.has_head():
+            return b""
+        head, self._head = self._head, b""
+        start = 0
+        for _ in range(self._interim + 1):
+            start = head.index(b"\r\n\r\n", start) + 4
+        if self._to_head:
+            self.complete = True
+            self._keep_alive = False  # The parser waits for a body that will not come.
+        return head[start:]
+
+    def has_head(self) -> bool:
+        """Whether the head is whole."""
+        return self.status != 0
+
+    def eof(self) -> None:
+        """The peer closed: the end of a body that has no other end."""
+        if self.status and not self.chunked and self.length is None:
+            self.complete = True
+            self._keep_alive = False
+
+    def keep_alive(self) -> bool:
+        """Whether the connection can carry another request."""
+        return self.complete and not self.excess and self._keep_alive
+
+    # llhttp's callbacks.
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.excess = True
+        self.headers = []
+
+    def on_status(self, phrase: bytes) -> None:
+        self.phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interim += 1
+            self.phrase = b""
+            return
+        self.status = status
+        self._keep_alive = self._parser.should_keep_alive()
+        for name, value in self.headers:
+            lower = name.lower()
+            if lower == b"transfer-encoding":
+                self.chunked = True
+            elif lower == b"content-length":
+                self.length = int(value)
+
+    def on_chunk_header(self) -> None:
+        self.in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self.in_chunk = False
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self.complete = True
+
+
+def connection_named(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Fields that Connection headers name, lower case: hop-by-hop for this message."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name.lower() == b"connection":
+            named.update(part.strip().lower() for part in value.split(b","))
+    return frozenset(named)
+
+
+def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
+    """The lines of the fields that go on, in their order and spelling, without hop-by-hop ones and those in `drop`."""
+    lines: list[bytes] = []
+    named: frozenset[bytes] | None = None
+    for name, value in headers:
+        lower = name.lower()
+        if lower in HOP_BY_HOP or lower in drop:
+            if lower == b"connection":
+                named = connection_named(headers)
+            continue
+        lines.append(b"%b: %b\r\n" % (name, value))
+    if named and named - HOP_BY_HOP:
+        return forwarded([(n, v) for n, v in headers if n.lower() not in named], drop | {b"connection"})
+    return lines
+
+
+def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[bytes]) -> bytes:
+    """The head for a replica: its own Host and base path, a Content-Length for what was chunked, `extra` lines."""
+    lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, base, request.target, host)]
+    lines += forwarded(request.headers, REQUEST_ONLY)
+    if request.body or request.method not in (b"GET", b"HEAD", b"DELETE", b"OPTIONS"):
+        lines.append(b"content-length: %d\r\n" % len(request.body))
+    return b"".join([*lines, *extra, b"\r\n"])
+
+
+def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:
+    """A response's head from whole header lines."""
+    return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase or PHRASES.get(status, b"")), *lines, b"\r\n"])
