@@ -1,0 +1,12 @@
+"""Load tests: work that can be proven equal, a client that can be trusted, figures that can be recomputed.
+
+workload   who asks what and when; seeded, pure (`workloads`), or made from a Mooncake trace (`traces`)
+session    requests of a workload that follow one another, closed loop
+record     what the client saw of one request (`records`); every figure comes from records and nothing else
+arm        one policy (or target) on the work; a comparison gives each arm a fresh fleet and the same workload
+ceiling    the hit ratio of one infinite cache over the same prompts (`ceiling`)
+report     the arms' figures in one format, `homing.report/1` (`report`)
+
+Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
+Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.
+"""

@@ -1,0 +1,136 @@
+"""Reads and writes traces in Mooncake's format and turns them into workloads.
+
+One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), `hash_ids` (one per 512-token
+block of the prompt, the last one may be partial; equal ids mean equal text with equal text before it), and for
+sessions `session_id`, `turn` and `delay` (think time, s). Format: kvcache-ai/Mooncake, FAST25 release.
+
+A trace holds no text. Here each id has one text, made from the id and a seed alone, so equal ids give equal text in
+every request and every run. Nothing is sent and no clock is read here.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from loadtests.workloads import BYTES_PER_TOKEN, Message, Session, Turn, Workload, pseudo_text
+
+BLOCK_TOKENS = 512
+TICK_MS = 3_000  # Mooncake's conversation trace notes arrivals on a 3-second tick.
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Time = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+
+
+class TraceError(ValueError):
+    """A line of a trace is not what the format says; the message names file and line."""
+
+
+class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line. `timestamp` in ms, lengths in tokens, `delay` in seconds after the session's previous answer."""
+
+    timestamp: _Time
+    input_length: _Count
+    output_length: _Count
+    hash_ids: tuple[int, ...]
+    session_id: str | None = None
+    turn: int | None = None
+    delay: _Time = 0
+
+
+class BlockTexts:
+    """The text of each hash id: `BLOCK_TOKENS * bytes_per_token` bytes, made once and shared by every prompt."""
+
+    def __init__(self, seed: int, bytes_per_token: float = BYTES_PER_TOKEN) -> None:
+        self._seed = seed
+        self._bytes_per_token = bytes_per_token
+        self._texts: dict[int, str] = {}
+
+    def prompt(self, request: TraceRequest) -> tuple[str, ...]:
+        """The prompt in parts, one per block; the last is cut so that the whole has `input_length` tokens."""
+        parts = [self._text(hash_id) for hash_id in request.hash_ids]
+        last_tokens = request.input_length - BLOCK_TOKENS * (len(parts) - 1)
+        parts[-1] = parts[-1][: round(last_tokens * self._bytes_per_token)]
+        return tuple(parts)
+
+    def _text(self, hash_id: int) -> str:
+        text = self._texts.get(hash_id)
+        if text is None:
+            # A string seeds Random by its SHA-512: stable over processes and versions, and near ids are unrelated.
+            rng = random.Random(f"{self._seed}:{hash_id}")
+            text = pseudo_text(rng, round(BLOCK_TOKENS * self._bytes_per_token))
+            self._texts[hash_id] = text
+        return text
+
+
+def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """The first `limit` requests of the file (all without it).
+
+    Raises OSError when the file cannot be read, TraceError when a line breaks the format or there is none.
+    """
+    requests: list[TraceRequest] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(requests) == limit:
+                break
+            if line.strip():
+                requests.append(_decode(line, f"{path}:{number}"))
+    if not requests:
+        raise TraceError(f"{path}: no request in this trace")
+    return requests
+
+
+def write(path: Path, requests: Iterable[TraceRequest]) -> None:
+    """Replaces the file. Raises OSError."""
+    path.write_bytes(msgspec.json.Encoder().encode_lines(requests))
+
+
+def arrivals(requests: Sequence[TraceRequest]) -> list[float]:
+    """Seconds of each request since time 0 of the trace, in the trace's order.
+
+    When every timestamp is a multiple of the tick, the requests of one tick are spread evenly over it: the *k*-th of
+    *n* arrives *k/n* of a tick later. (Replayed as they stand they would be bursts that nobody sent.)
+    """
+    sizes = Counter(request.timestamp for request in requests)
+    tick_ms = TICK_MS if all(stamp % TICK_MS == 0 for stamp in sizes) else 0
+    seen: Counter[float] = Counter()
+    times = []
+    for request in requests:
+        stamp = request.timestamp
+        times.append((stamp + tick_ms * seen[stamp] / sizes[stamp]) / 1_000)
+        seen[stamp] += 1
+    return times
+
+
+def trace_workload(requests: Sequence[TraceRequest], seed: int, bytes_per_token: float = BYTES_PER_TOKEN) -> Workload:
+    """A trace as a workload: open loop at the arrival times, except that a session's later turns are closed loop.
+
+    A request without `session_id` is a session of its own. Time 0 is the trace's own, not its first request.
+    """
+    texts = BlockTexts(seed, bytes_per_token)
+    starts: dict[str, float] = {}
+    turns: dict[str, list[Turn]] = defaultdict(list)
+    for number, (request, at_s) in enumerate(zip(requests, arrivals(requests), strict=True)):
+        session = request.session_id or f"request-{number}"
+        think_s = float(request.delay) if session in starts else 0.0
+        starts.setdefault(session, at_s)
+        turns[session].append(Turn(Message("user", texts.prompt(request)), request.output_length, think_s))
+    return Workload(
+        tuple(Session(name, start_s, (), tuple(turns[name]), remembers=False) for name, start_s in starts.items())
+    )
+
+
+def _decode(line: bytes, where: str) -> TraceRequest:
+    try:
+        request = msgspec.json.decode(line, type=TraceRequest)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{where}: {error}") from error
+    blocks = -(-request.input_length // BLOCK_TOKENS)
+    if blocks != len(request.hash_ids):
+        raise TraceError(
+            f"{where}: input_length {request.input_length} makes {blocks} blocks, hash_ids has {len(request.hash_ids)}"
+        )
+    return request

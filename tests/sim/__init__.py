@@ -1,0 +1,1 @@
+"""Tests of the load tests: workloads, traces, report, client, processes, demo."""
