@@ -6,7 +6,7 @@ nothing is kept twice and a replica that is gone has no series.
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
@@ -16,10 +16,31 @@ from prometheus_client.registry import Collector
 
 from router.core.fleet import Fleet
 from router.core.record import Record
-from router.core.types import ReplicaId, State
+from router.core.types import Reason, ReplicaId, State
 
-_TOKENS = ("", "_reachable", "_predicted_cached", "_reported_cached")
-"""The locality ledger's four counters: homing_prompt_tokens{}_total."""
+_LEDGER = {
+    "tokens": ("homing_prompt_tokens", "Prompt tokens."),
+    "reachable": ("homing_prompt_tokens_reachable", "Of these, believed cached on the best eligible replica."),
+    "predicted": ("homing_prompt_tokens_predicted_cached", "Of these, believed cached on the replica chosen."),
+    "reported": ("homing_prompt_tokens_reported_cached", "Of these, cached as the engine told."),
+}
+"""The locality ledger: field of a tally -> its counter's name and help. Never written to."""
+
+
+class _Tally:
+    """Sums over the requests that are alike in every label."""
+
+    __slots__ = ("predicted", "reachable", "reported", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = self.reachable = self.predicted = self.reported = 0
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> Metric:
+    metric = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        metric.add_metric(values, count)
+    return metric
 
 
 class Metrics(Collector):
@@ -36,23 +57,23 @@ class Metrics(Collector):
         queued: Callable[[], Mapping[str | None, int]],
     ) -> None:
         self._fleet, self._policy, self._missing, self._queued = fleet, policy, missing, queued
-        self._requests: Counter[tuple[str, str, str, str]] = Counter()
-        self._decisions: Counter[tuple[str, str, str]] = Counter()
-        self._tokens: dict[str, Counter[str]] = {name: Counter() for name in _TOKENS}
+        self._tallies: dict[tuple[str | None, str, int, bool, Reason | None], _Tally] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def record(self, record: Record) -> None:
         """Count one finished request."""
-        model = record.model or ""
-        self._requests[model, record.endpoint, str(record.status), "true" if record.streams else "false"] += 1
-        if record.reason is not None:
-            self._decisions[model, self._policy, record.reason.value] += 1
+        key = (record.model, record.endpoint, record.status, record.streams, record.reason)
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = _Tally()
+        tally.requests += 1
         settled = record.settled
         if settled is not None:
-            told = (settled.prompt_tokens, settled.reachable, settled.predicted, settled.reported or 0)
-            for name, tokens in zip(_TOKENS, told, strict=True):
-                self._tokens[name][model] += tokens
+            tally.tokens += settled.prompt_tokens
+            tally.reachable += settled.reachable
+            tally.predicted += settled.predicted
+            tally.reported += settled.reported or 0
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition that `accept` prefers, and its content type."""
@@ -68,25 +89,20 @@ class Metrics(Collector):
         yield from self._gauges()
 
     def _counters(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "homing_requests", "Requests answered.", labels=["model", "endpoint", "code", "stream"]
-        )
-        for labels, count in self._requests.items():
-            requests.add_metric(labels, count)
-        yield requests
-        decisions = CounterMetricFamily(
-            "homing_decisions", "Requests routed, by reason.", labels=["model", "policy", "reason"]
-        )
-        for why, count in self._decisions.items():
-            decisions.add_metric(why, count)
-        yield decisions
-        for name, counts in self._tokens.items():
-            tokens = CounterMetricFamily(
-                f"homing_prompt_tokens{name}", "Prompt tokens: the locality ledger.", labels=["model"]
-            )
-            for model, count in counts.items():
-                tokens.add_metric([model], count)
-            yield tokens
+        requests: Counter[tuple[str, ...]] = Counter()
+        decisions: Counter[tuple[str, ...]] = Counter()
+        tokens: dict[str, Counter[tuple[str, ...]]] = {field: Counter() for field in _LEDGER}
+        for (name, endpoint, status, streams, reason), tally in self._tallies.items():
+            model = name or ""
+            requests[model, endpoint, str(status), "true" if streams else "false"] += tally.requests
+            if reason is not None:
+                decisions[model, self._policy, reason.value] += tally.requests
+            for field, counts in tokens.items():
+                counts[(model,)] += getattr(tally, field)
+        yield _counter("homing_requests", "Requests answered.", ("model", "endpoint", "code", "stream"), requests)
+        yield _counter("homing_decisions", "Requests routed, by reason.", ("model", "policy", "reason"), decisions)
+        for field, counts in tokens.items():
+            yield _counter(*_LEDGER[field], ("model",), counts)
 
     def _gauges(self) -> Iterator[Metric]:
         queue = GaugeMetricFamily("homing_queue_depth", "Requests that wait for a limit to lift.", labels=["model"])

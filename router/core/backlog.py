@@ -82,6 +82,7 @@ class Learned:
 class External(NamedTuple):
     """Load that an engine shows beyond our own leases."""
 
+    queued: int = 0
     backlog: float = 0.0
     running: int = 0
     context: float = 0.0
@@ -90,11 +91,12 @@ class External(NamedTuple):
 class Silent:
     """The drain of one request whose answer shows no first token: its uncached tokens, and when they will be done."""
 
-    __slots__ = ("done_at", "drained", "uncached")
+    __slots__ = ("done_at", "drained", "lin", "uncached")
 
-    def __init__(self, uncached: int, done_at: float) -> None:
+    def __init__(self, uncached: int, done_at: float, lin: float) -> None:
         self.uncached = uncached
         self.done_at = done_at
+        self.lin = lin
         self.drained = False
 
 
@@ -119,7 +121,6 @@ class Load:
         self._draining: OrderedDict[Silent, None] = OrderedDict()
         self._drained_requests = self._drained_tokens = 0
         self.sample: EngineSample | None = None
-        self._sample_dispatches = 0
         self._sample_life = SAMPLE_PERIODS * period
         self._external = External()
 
@@ -154,7 +155,7 @@ class Load:
 
     def silent(self, uncached: int, now: float, lin: float) -> Silent:
         """The request just dispatched will show no first token: let its prefill drain behind what is ahead of it."""
-        silent = Silent(uncached, now + self.backlog(now) * lin)
+        silent = Silent(uncached, now + self.backlog(now) * lin, lin)
         self._draining[silent] = None
         return silent
 
@@ -170,8 +171,8 @@ class Load:
         usage, sample = None, self.sample
         if sample is not None and now - sample.at <= self._sample_life:
             usage = sample.kv_usage
-            queued = max(queued, (sample.waiting or 0) + self.dispatches - self._sample_dispatches)
             external = self._external
+            queued += external.queued
             backlog += external.backlog
             running += external.running
             context += external.context
@@ -198,13 +199,10 @@ class Load:
         be running in the engine while it is still without a first token here.
         """
         self.sample = sample
-        self._sample_dispatches = self.dispatches
         waiting, running = sample.waiting or 0, sample.running or 0
         queued = max(0, waiting - sample.own_unstarted)
         busy = max(0, waiting + running - sample.own_requests)
-        self._external = External(
-            backlog=queued * learned.uncached.value, running=busy, context=busy * learned.prompt.value
-        )
+        self._external = External(queued, queued * learned.uncached.value, busy, busy * learned.prompt.value)
 
     def learn_lin(self, seconds: float, tokens: float, start: float) -> None:
         """A first token took `seconds`, with `tokens` to prefill before it; `start` is the guess so far."""
@@ -225,8 +223,7 @@ class Load:
             oldest = next(iter(draining))
             left = oldest.done_at - now
             if left > 0:
-                lin = self.lin or DEFAULT_LIN
-                return max(0.0, oldest.uncached - left / lin)
+                return max(0.0, oldest.uncached - left / oldest.lin)
             del draining[oldest]
             oldest.drained = True
             self._drained_requests += 1

@@ -133,11 +133,14 @@ class Fleet:
 
     def join(self, specs: Iterable[ReplicaSpec], now: float) -> None:
         """Add replicas, as `starting`. Raises ValueError for an id that is a member already."""
+        joining: dict[ReplicaId, Replica] = {}
         for spec in specs:
-            if spec.id in self._replicas:
+            if spec.id in self._replicas or spec.id in joining:
                 raise ValueError(f"replica {spec.id!r} is a member already")
-            self._replicas[spec.id] = Replica(spec, now)
-            self.residency.join(spec.id)
+            joining[spec.id] = Replica(spec, now)
+        self._replicas |= joining
+        for replica in joining:
+            self.residency.join(replica)
         self._everyone.members = list(self._replicas.values())
         self._everyone.ring = Ring(self._replicas)
 
@@ -233,7 +236,7 @@ class Fleet:
         guess = replica.lin or mean_lin([member.lin for member in group.members])
         lease = Lease(replica, route, ask, group.learned, self.residency, self._settings.block, guess)
         lease.charge(self._capacity(replica, route, ask, group.learned), now)
-        if ask.size:
+        if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
 

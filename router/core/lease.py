@@ -110,11 +110,12 @@ class Lease:
 
     def _learn(self, usage: Usage, started_at: float, now: float) -> int:
         learned, ask = self._learned, self._ask
-        learned.tau.add(max(now - started_at, 1e-3))
+        if ask.streams:  # Without a stream the first byte is the answer's end too, and tells nothing of decoding.
+            learned.tau.add(max(now - started_at, 1e-3))
         output = usage.completion_tokens
         if output is not None:
             learned.output.add(max(1, output))
-            if len(self._placement.chain) == len(ask.chain) > 0:
+            if self._placement.blocks == len(ask.chain) > 0:
                 self._residency.answered(self.replica, ask.chain[-1], ask.size, output)
             quiet = self._alone and self._replica.dispatches == self._serial
             if quiet and ask.streams and output >= MIN_STEP_TOKENS:

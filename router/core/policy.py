@@ -123,11 +123,11 @@ def _reason(chosen: ReplicaId, view: View) -> Reason:
 
 
 def _first(order: Sequence[ReplicaId], among: Collection[ReplicaId]) -> ReplicaId:
-    """The first in ring order."""
+    """The first in ring order. Raises ValueError when the ring knows none of them."""
     for replica in order:
         if replica in among:
-            break
-    return replica
+            return replica
+    raise ValueError("the ring knows none of the replicas to choose from")
 
 
 def _least(scores: dict[ReplicaId, float], rng: Rng) -> ReplicaId:

@@ -121,4 +121,5 @@ def _calls(calls: Any) -> Iterable[str]:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str).encode()
+    """One text for equal values, in whatever order a client wrote their keys."""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"), default=str).encode()

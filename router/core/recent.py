@@ -6,15 +6,15 @@ not hot, so it moves past whatever everybody shares.
 
 The window is two generations of counters: the young one counts, the old one only reads, and when the young one is
 full (time, requests or blocks) it becomes the old one. So the window spans one to two generations, forgetting costs
-one assignment, and memory is bounded at insert. Counting costs 50 ns a block.
+one assignment, and memory is bounded at insert. Counts are kept on segments, so a chain seen before costs its few
+segments.
 """
 
 from bisect import bisect
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from router.core.residency import runs
+from router.core.segments import Segment, Segments
 
 GENERATION_SECONDS = 30.0
 GENERATION_REQUESTS = 2048
@@ -50,12 +50,26 @@ class Coldness(NamedTuple):
         return self.sums[run] - (self.ends[run] - depth) * self.rates[run]
 
 
+class _Count(Segment):
+    """How many requests of one generation have passed here."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, start: int, hashes: list[int], parent: "_Count | None") -> None:
+        super().__init__(start, hashes, parent)
+        self.count = 0
+
+    def head(self, hashes: list[int]) -> "_Count":
+        head = _Count(self.start, hashes, self.parent)
+        head.count = self.count
+        return head
+
+
 class Recent:
     """One model's window."""
 
     def __init__(self) -> None:
-        self._young: Counter[int] = Counter()
-        self._old: Counter[int] = Counter()
+        self._young, self._old = Segments(_Count), Segments(_Count)
         self._young_requests = self._old_requests = 0
         self._young_since = float("-inf")
         self._hot: set[int] = set()
@@ -72,17 +86,21 @@ class Recent:
             or len(self._young) + len(chain) > GENERATION_BLOCKS
         ):
             self._turn(now, replicas)
-        self._young.update(chain)
+        young, hot = self._young, self._hot
+        segment = young.extend(chain, young.depth(chain), len(chain))
+        while segment is not None:
+            segment.count += 1
+            segment = segment.parent
         self._young_requests += 1
-        threshold = hot_share(max(1, replicas))
+        enough = hot_share(max(1, replicas)) * max(FLOOR, len(self))
         depth = 1
         while depth <= len(chain):
             block = chain[depth - 1]
-            share = self.share(block)
-            if share > threshold:
-                self._hot.add(block)
-            elif share < threshold / 2:
-                self._hot.discard(block)
+            count = self._count(block)
+            if count > enough:
+                hot.add(block)
+            elif count < enough / 2:
+                hot.discard(block)
                 break
             depth *= 2
 
@@ -102,31 +120,56 @@ class Recent:
 
     def coldness(self, chain: Sequence[int], replicas: int) -> Coldness:
         """max(0, 1 - N * share) of every block of the chain: what is demanded enough to fill a fair share is free."""
-        ends, sums, rates = [], [], []
+        ends: list[int] = []
+        sums: list[float] = []
+        rates: list[float] = []
         total, start = 0.0, 0
         per_count = replicas / max(FLOOR, len(self))
-        for end, count in runs(chain, self._count):
+        for end, count in _merged(_counts(self._young, chain), _counts(self._old, chain), len(chain)):
             rate = max(0.0, 1.0 - count * per_count)
             total += (end - start) * rate
             start = end
             ends.append(end)
             sums.append(total)
             rates.append(rate)
-        if start < len(chain):
-            ends.append(len(chain))
-            sums.append(total + len(chain) - start)
-            rates.append(1.0)
         return Coldness(ends, sums, rates)
 
     def _count(self, block: int) -> int:
-        return self._young.get(block, 0) + self._old.get(block, 0)
+        young, old = self._young.get(block), self._old.get(block)
+        return (young.count if young else 0) + (old.count if old else 0)
 
     def _turn(self, now: float, replicas: int) -> None:
-        self._old, self._young = self._young, Counter()
+        self._old, self._young = self._young, Segments(_Count)
         self._old_requests, self._young_requests = self._young_requests, 0
         self._young_since = now
         keep = hot_share(max(1, replicas)) / 2
         self._hot = {block for block in self._hot if self.share(block) >= keep}
+
+
+def _counts(generation: Segments[_Count], chain: Sequence[int]) -> list[tuple[int, int]]:
+    """One generation's counts along a chain, deepest run first: (end, count)."""
+    end = generation.depth(chain)
+    counts = []
+    segment = generation.get(chain[end - 1]) if end else None
+    while segment is not None:
+        counts.append((end, segment.count))
+        end = segment.start
+        segment = segment.parent
+    return counts
+
+
+def _merged(one: list[tuple[int, int]], other: list[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    """The sum of two generations' counts along a chain of `length` blocks, shallowest run first. Empties both lists."""
+    start = 0
+    while start < length:
+        first, one_count = one[-1] if one else (length, 0)
+        second, other_count = other[-1] if other else (length, 0)
+        start = min(first, second)
+        if one and first == start:
+            one.pop()
+        if other and second == start:
+            other.pop()
+        yield start, one_count + other_count
 
 
 def hot_share(replicas: int) -> float:

@@ -2,8 +2,8 @@
 
 The mirror does what vLLM does. Blocks of running requests are pinned; when a request ends, its blocks go to the young
 end of a free list, tail before head, so that the old end gives up tails before the heads they hang on. Bounds hold at
-insert. Because every chain that touches a block touches its parent too, what is resident on a replica is always
-prefix-closed: the replicas that hold block i + 1 are among those that hold block i. Lookups rest on that (`runs`).
+insert. Because whatever touches a block touches its parents after it, the oldest is always a leaf, and what is
+resident on a replica is prefix-closed: the holders of block i + 1 are among those of block i. Lookups rest on that.
 
 Placement is believed at dispatch, before any answer ("speculative"): a cold burst lands on one home. Until a first
 token confirms it, a failed placement takes its own new blocks back out.
@@ -14,62 +14,61 @@ request that told stays: it has just been computed there.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from router.core.segments import Segment, Segments
 from router.core.types import ReplicaId
 
 _PINNED = -1
-"""Stamp of a block that was pinned when it was placed again: it says nothing about age."""
+"""Age of a segment that was pinned when it was placed again: it says nothing of when it was last used."""
+
+
+class _Run(Segment):
+    """Blocks on one replica: how many placements pin them, when they were last released, whether they are confirmed."""
+
+    __slots__ = ("fresh", "pins", "released")
+
+    def __init__(self, start: int, hashes: list[int], parent: "_Run | None") -> None:
+        super().__init__(start, hashes, parent)
+        self.pins = 0
+        self.released = _PINNED
+        self.fresh = True
+
+    def head(self, hashes: list[int]) -> "_Run":
+        head = _Run(self.start, hashes, self.parent)
+        head.pins, head.released, head.fresh = self.pins, self.released, self.fresh
+        return head
 
 
 class Placement:
-    """One lease's pins: the chain as far as it fitted, how deep it was resident before, and its blocks' ages then."""
+    """One lease's pins on one replica.
 
-    __slots__ = ("chain", "depth", "replica", "stamps")
+    `blocks` is how much of the chain was placed, `depth` how much of it was resident before, and `ages` when each
+    segment of that, deepest first, had been released: (start, release).
+    """
 
-    def __init__(self, replica: ReplicaId, chain: Sequence[int], depth: int, stamps: list[int]) -> None:
+    __slots__ = ("ages", "blocks", "depth", "last", "replica")
+
+    def __init__(self, replica: ReplicaId, blocks: int, depth: int, last: _Run | None, ages: list[tuple[int, int]]):
         self.replica = replica
-        self.chain = chain
+        self.blocks = blocks
         self.depth = depth
-        self.stamps = stamps
+        self.last = last
+        self.ages = ages
 
 
 class _Shelf:
-    """One replica's blocks. A block is in `pins` or in `free`, never in both; `fresh` are not yet confirmed."""
+    """One replica's runs: `free` are those that nobody pins, oldest first; `pinned` counts the others' blocks."""
 
-    __slots__ = ("answers", "bit", "clock", "free", "fresh", "pins")
+    __slots__ = ("answers", "bit", "clock", "free", "pinned", "runs")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.clock = 0
-        self.pins: dict[int, int] = {}
-        self.free: OrderedDict[int, int] = OrderedDict()
-        self.fresh: set[int] = set()
+        self.pinned = 0
+        self.runs = Segments(_Run)
+        self.free: OrderedDict[_Run, None] = OrderedDict()
         self.answers: dict[int, tuple[int, int]] = {}
-
-
-def runs(chain: Sequence[int], read: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Split a chain into its runs of one value: (end, value) for each, until the value is 0 or the chain ends.
-
-    `read` must only shrink along the chain (a set of holders, a count of requests), so that equal ends mean an equal
-    stretch: a chain of 800 blocks costs some ten reads a run instead of 800.
-    """
-    start, last = 0, len(chain) - 1
-    while start <= last:
-        value = read(chain[start])
-        if not value:
-            return
-        low, high = start, last
-        if read(chain[last]) == value:
-            low = last
-        while high - low > 1:
-            middle = (low + high) // 2
-            if read(chain[middle]) == value:
-                low = middle
-            else:
-                high = middle
-        start = low + 1
-        yield start, value
 
 
 class Residency:
@@ -83,48 +82,54 @@ class Residency:
 
     def __len__(self) -> int:
         """Blocks held over all replicas: what `limits.index_blocks` bounds."""
-        return sum(len(shelf.pins) + len(shelf.free) for shelf in self._shelves.values())
+        return sum(len(shelf.runs) for shelf in self._shelves.values())
 
     def join(self, replica: ReplicaId) -> None:
         """Make room for a replica; nothing happens to one that is known."""
         if replica not in self._shelves:
-            bit = 1
-            while bit in self._by_bit:
-                bit <<= 1
+            bit = 1 << len(self._shelves)
             self._shelves[replica] = _Shelf(bit)
             self._by_bit[bit] = replica
 
     def forget(self, replica: ReplicaId) -> None:
         """A new epoch: free blocks go at once, pinned ones when their requests end unless a first token confirms."""
         shelf = self._shelves[replica]
-        for block in shelf.free:
-            self._clear(shelf, block)
+        for run in shelf.free:
+            self._drop(shelf, run)
         shelf.free.clear()
         shelf.answers.clear()
-        shelf.fresh.update(shelf.pins)
+        for run in shelf.runs:
+            run.fresh = True
 
     def held(self, replica: ReplicaId) -> int:
         """Blocks believed resident on one replica."""
-        shelf = self._shelves[replica]
-        return len(shelf.pins) + len(shelf.free)
+        return len(self._shelves[replica].runs)
 
     def depths(self, chain: Sequence[int]) -> dict[ReplicaId, int]:
         """The holders of this chain and how deep, in blocks. A replica that holds nothing is not in it."""
         depths: dict[ReplicaId, int] = {}
-        deeper = 0
-        for end, mask in reversed(list(runs(chain, lambda block: self._holders.get(block, 0)))):
-            here = mask & ~deeper
-            deeper = mask
-            while here:
-                bit = here & -here
-                depths[self._by_bit[bit]] = end
-                here ^= bit
+        read = self._holders.get
+        start, last = 0, len(chain) - 1
+        while start <= last and (mask := read(chain[start])):
+            # Holders only get fewer along the chain, so equal ends mean an equal stretch: bisect for where it ends.
+            low, high = (last, last) if read(chain[last]) == mask else (start, last)
+            while high - low > 1:
+                middle = (low + high) // 2
+                if read(chain[middle]) == mask:
+                    low = middle
+                else:
+                    high = middle
+            start = low + 1
+            while mask:
+                bit = mask & -mask
+                depths[self._by_bit[bit]] = start
+                mask ^= bit
         return depths
 
     def answered(self, replica: ReplicaId, last: int, size: int, tokens: int) -> None:
         """Remember that a prompt of `size` bytes whose last full block is `last` was answered with `tokens` tokens."""
         shelf = self._shelves[replica]
-        if last in shelf.pins or last in shelf.free:
+        if last in shelf.runs:
             shelf.answers[last] = (size, tokens)
 
     def answer_end(self, replica: ReplicaId, last: int, answers: Mapping[int, int], bytes_per_token: float) -> int:
@@ -141,53 +146,59 @@ class Residency:
         return 0 if end is None else size + min(end - size, int(tokens * bytes_per_token))
 
     def place(self, replica: ReplicaId, chain: Sequence[int], capacity: int) -> Placement:
-        """Pin a chain, evicting the oldest free blocks; what does not fit beside the pinned ones is left out."""
+        """Pin a chain, evicting the oldest free blocks; what does not fit beside the pinned ones is left out.
+
+        An empty chain, as of a request without a prompt, changes nothing: its `capacity` says nothing either.
+        """
+        if not chain:
+            return Placement(replica, 0, 0, None, [])
         shelf = self._shelves[replica]
-        pins, free = shelf.pins, shelf.free
-        stamps: list[int] = []
-        for block in chain:
-            count = pins.get(block)
-            if count is not None:
-                pins[block] = count + 1
-                stamps.append(_PINNED)
-                continue
-            stamp = free.pop(block, None)
-            if stamp is None:
-                break
-            pins[block] = 1
-            stamps.append(stamp)
-        depth = len(stamps)
-        new = chain[depth : depth + max(0, capacity - len(pins))]
-        self._evict(shelf, len(pins) + len(new) + len(free) - capacity)
-        holders, bit = self._holders, shelf.bit
-        for block in new:
-            pins[block] = 1
-            holders[block] = holders.get(block, 0) | bit
-        shelf.fresh.update(new)
-        return Placement(replica, chain if depth + len(new) == len(chain) else chain[: depth + len(new)], depth, stamps)
+        runs, free = shelf.runs, shelf.free
+        depth = runs.depth(chain)
+        run = last = runs.end_at(chain, depth)
+        ages = []
+        while run is not None:
+            ages.append((run.start, _PINNED if run.pins else run.released))
+            if not run.pins:
+                free.pop(run, None)  # A head just split off was never there.
+                shelf.pinned += len(run.hashes)
+            run.pins += 1
+            run = run.parent
+        end = min(len(chain), depth + max(0, capacity - shelf.pinned))
+        self._evict(shelf, len(runs) + end - depth - capacity)
+        if end > depth:
+            last = runs.extend(chain, depth, end)
+            assert last is not None
+            last.pins = 1
+            shelf.pinned += end - depth
+            holders, bit = self._holders, shelf.bit
+            for block in last.hashes:
+                holders[block] = holders.get(block, 0) | bit
+        return Placement(replica, end, depth, last, ages)
 
     def confirm(self, placement: Placement) -> None:
-        """The replica has computed this chain."""
-        fresh = self._shelves[placement.replica].fresh
-        if fresh:
-            fresh.difference_update(placement.chain)
+        """The replica has computed this chain. A confirmed run's parents are confirmed."""
+        run = placement.last
+        while run is not None and run.fresh:
+            run.fresh = False
+            run = run.parent
 
     def release(self, placement: Placement) -> None:
         """Unpin. Blocks that nobody confirmed and nobody else pins go, the others become the youngest free ones."""
         shelf = self._shelves[placement.replica]
         shelf.clock += 1
-        pins, free, fresh, clock = shelf.pins, shelf.free, shelf.fresh, shelf.clock
-        for block in reversed(placement.chain):
-            count = pins[block]
-            if count > 1:
-                pins[block] = count - 1
-                continue
-            del pins[block]
-            if block in fresh:
-                fresh.discard(block)
-                self._clear(shelf, block)
-            else:
-                free[block] = clock
+        run = placement.last
+        while run is not None:
+            parent = run.parent
+            run.pins -= 1
+            if not run.pins:
+                shelf.pinned -= len(run.hashes)
+                if run.fresh:
+                    self._drop(shelf, run)
+                else:
+                    run.released = shelf.clock
+                    shelf.free[run] = None
+            run = parent
 
     def disproved(self, placement: Placement, depth: int) -> int:
         """The engine had only `depth` blocks of this chain when the request came; returns how many blocks that drops.
@@ -196,23 +207,32 @@ class Residency:
         """
         if depth >= placement.depth:
             return 0
-        stamp = placement.stamps[depth]
+        age = next(released for start, released in placement.ages if start <= depth)
         shelf = self._shelves[placement.replica]
         stale = []
-        for block, released in shelf.free.items():
-            if released > stamp:
+        for run in shelf.free:
+            if run.released > age:
                 break
-            stale.append(block)
-        for block in stale:
-            del shelf.free[block]
-            self._clear(shelf, block)
-        return len(stale)
+            stale.append(run)
+        before = len(shelf.runs)
+        for run in stale:
+            del shelf.free[run]
+            self._drop(shelf, run)
+        return before - len(shelf.runs)
 
     def _evict(self, shelf: _Shelf, surplus: int) -> None:
-        for _ in range(min(surplus, len(shelf.free))):
-            block, _ = shelf.free.popitem(last=False)
-            self._clear(shelf, block)
-            self.evictions += 1
+        while surplus > 0 and shelf.free:
+            run = next(iter(shelf.free))
+            for _ in range(min(surplus, len(run.hashes))):
+                self._clear(shelf, shelf.runs.pop(run))
+                self.evictions += 1
+                surplus -= 1
+            if not run.hashes:
+                del shelf.free[run]
+
+    def _drop(self, shelf: _Shelf, run: _Run) -> None:
+        while run.hashes:
+            self._clear(shelf, shelf.runs.pop(run))
 
     def _clear(self, shelf: _Shelf, block: int) -> None:
         left = self._holders[block] & ~shelf.bit

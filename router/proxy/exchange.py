@@ -85,7 +85,7 @@ class Exchange:
 
     __slots__ = (
         "_arrived", "_ask", "_attempts", "_client", "_connecting", "_connection", "_endpoint", "_fresh", "_id",
-        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_sent_id", "_status",
+        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_status",
         "_tried", "_unworked", "_waits",
     )  # fmt: skip
 
@@ -93,9 +93,7 @@ class Exchange:
         self._proxy, self._client, self._request = proxy, client, request
         self._arrived = proxy.loop.time()
         self._endpoint: Endpoint = openai.endpoint(request.path)
-        sent_id = request.header(b"x-request-id")
-        self._sent_id = sent_id is not None
-        self._id = sent_id.decode("latin-1") if sent_id is not None else proxy.request_id()
+        self._id = proxy.request_id() if request.id is None else request.id.decode("latin-1")
         self._ask = Ask(None)
         self._route: Route | None = None
         self._lease: Lease | None = None
@@ -178,7 +176,7 @@ class Exchange:
 
     def _send(self, connection: Connection, pool: Pool) -> None:
         self._connection = connection
-        extra = () if self._sent_id else (b"x-request-id: %b\r\n" % self._id.encode(),)
+        extra = (b"x-request-id: %b\r\n" % self._id.encode(),) if self._request.id is None else ()
         address, request = pool.address, self._request
         head = request_head(request, address.authority, address.base, extra)
         connection.send(self, head, request.body, request.method == b"HEAD")
@@ -231,7 +229,7 @@ class Exchange:
         self._status = response.status
         route = self._route
         ours = (
-            f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason}\r\n"
+            f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
             f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {self._id}\r\n"
         )
         return Relay(self._request, response, (ours.encode("latin-1"),), self._client)
@@ -374,7 +372,7 @@ class Exchange:
 
 def _retry_after(response: ResponseReader) -> float:
     """Seconds of a Retry-After in its numeric form; the default for a date or nonsense."""
-    for name, value in response.headers:
-        if name.lower() == b"retry-after" and value.isdigit():
+    for name, _, value in response.headers:
+        if name == b"retry-after" and value.isdigit():
             return float(value)
     return REFUSED_SECONDS

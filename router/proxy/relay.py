@@ -13,14 +13,13 @@ from typing import Protocol
 import msgspec
 
 from router.core.types import Usage
-from router.proxy.wire import Request, ResponseReader, forwarded, response_head
+from router.proxy.wire import HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
 
 TAIL_PIECES = 4
 """Pieces kept for `usage`: vLLM ends a stream with usage, [DONE] and the last chunk, each in a write of its own."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_NOTHING: frozenset[bytes] = frozenset()
-_LENGTH = frozenset((b"content-length",))
+_NO_LENGTH = HOP_BY_HOP | {b"content-length"}
 
 
 class _Details(msgspec.Struct):
@@ -68,7 +67,7 @@ class Relay:
         self._rechunk = unframed and not request.http_1_0 and not self._to_head
         self._dechunk = response.chunked and request.http_1_0
         self.keep_alive = request.keep_alive and not (request.http_1_0 or (unframed and not self._rechunk))
-        lines = forwarded(response.headers, _LENGTH if response.chunked else _NOTHING)
+        lines = forwarded(response.headers, _NO_LENGTH if response.chunked else HOP_BY_HOP)
         if (response.chunked and not request.http_1_0) or self._rechunk:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
@@ -102,7 +101,8 @@ class Relay:
     def broken(self, message: str) -> None:
         """The replica is gone midway: say so inside a stream that stands between two chunks. The caller closes."""
         response = self._response
-        streams = any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in response.headers)
+        kinds = [value for name, _, value in response.headers if name == b"content-type"]
+        streams = bool(kinds) and kinds[0].startswith(b"text/event-stream")
         if streams and response.chunked and not response.in_chunk and not self._to_head:
             error = {"error": {"message": message, "type": "server_error", "param": None, "code": "replica_lost"}}
             event = b"data: %b\n\n" % msgspec.json.encode(error)

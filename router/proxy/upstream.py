@@ -20,6 +20,11 @@ IDLE_SECONDS = 3.0
 MAX_IDLE = 256
 """Idle connections kept per replica: vLLM's default of 256 running sequences."""
 
+WRITE_BUFFER = 64 * 1024
+"""Bytes of a request that may wait in the transport unnoticed; of more, `resume_writing` tells when all have left.
+
+A smaller request goes to the kernel in one call, and counts as written: that only forbids a second send."""
+
 
 class Address(NamedTuple):
     """Where a replica listens: `base` is the URL's path without a final slash, `authority` the Host it is called by."""
@@ -100,7 +105,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
         self._pool.made(self)
-        self._transport.set_write_buffer_limits(high=0)  # So that resume_writing tells when a request has left whole.
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER, low=0)
 
     def pause_writing(self) -> None:
         self._written = False

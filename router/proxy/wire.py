@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import httptools
 
-Headers = list[tuple[bytes, bytes]]
+Headers = list[tuple[bytes, bytes, bytes]]
+"""Fields in their order: lower-case name, name as it came, value."""
 
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
@@ -18,8 +19,11 @@ HOP_BY_HOP = frozenset(
 )
 """Fields of one connection, never forwarded (RFC 9110 section 7.6.1); those named in Connection come on top."""
 
-REQUEST_ONLY = frozenset((b"host", b"content-length", b"expect"))
-"""Fields of a request that the router writes itself."""
+NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+"""Fields of a request that stay here: of this hop, or written anew."""
+
+BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
+"""Methods whose request says nothing of a length when it has no body (RFC 9110 section 8.6)."""
 
 MAX_HEAD = 64 * 1024
 """Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
@@ -37,7 +41,7 @@ class WireError(Exception):
 
 
 class Request(NamedTuple):
-    """A whole request. `target` is as the client sent it; `named` are the fields that its Connection header names."""
+    """A whole request, its target as the client sent it; `id` is what it calls itself in x-request-id."""
 
     method: bytes
     target: bytes
@@ -45,18 +49,12 @@ class Request(NamedTuple):
     body: bytes
     keep_alive: bool
     http_1_0: bool
+    id: bytes | None
 
     @property
     def path(self) -> str:
         """The target without its query, undecoded."""
         return self.target.partition(b"?")[0].decode("latin-1")
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first field of this lower-case name."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
 
 
 class RequestReader:
@@ -66,6 +64,9 @@ class RequestReader:
         self._max_body = max_body
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Request] = []
+        self._head_size = 0
+        self._id: bytes | None = None
+        self._version = ""
         self.wants_continue = False
         self.on_message_begin()
 
@@ -76,6 +77,8 @@ class RequestReader:
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; returns the requests that they complete. Raises WireError."""
+        if not self._headed:
+            self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
@@ -86,6 +89,8 @@ class RequestReader:
             raise
         except httptools.HttpParserError as error:
             raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
+        if not self._headed and self._head_size > MAX_HEAD:
+            raise WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
         done, self._done = self._done, []
         return done
 
@@ -94,38 +99,33 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers: Headers = []
-        self._fields: Headers = []
         self._pieces: list[bytes] = []
-        self._head_size = self._body_size = 0
-        self._begun = False
+        self._body_size = 0
+        self._begun = self._headed = False
 
     def on_url(self, url: bytes) -> None:
         self._begun = True
         self._url += url
-        self._grow(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-        self._grow(len(name) + len(value) + 4)
+        if not self._headed:  # What comes after the head are trailers, which are dropped.
+            self._headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
-        hosts = length = expects = 0
-        for name, value in self._headers:
-            lower = name.lower()
-            if lower == b"host":
-                hosts += 1
-            elif lower == b"content-length":
-                length = int(value)
-            elif lower == b"transfer-encoding":
-                self._check_coding(value)
-            elif lower == b"expect":
-                expects += value.lower() == b"100-continue"
-        if hosts != 1 and not (hosts == 0 and self._parser.get_http_version() == "1.0"):
+        self._headed = True
+        self._head_size = 0
+        self._version = self._parser.get_http_version()
+        fields = {name: value for name, _, value in self._headers}
+        self._id = fields.get(b"x-request-id")
+        self.wants_continue = fields.get(b"expect", b"").lower() == b"100-continue"
+        hosts = [name for name, _, _ in self._headers].count(b"host")
+        if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
             raise WireError(400, "bad_request", "a request names exactly one Host")
-        if length > self._max_body:
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and (coding.strip().lower() != b"chunked" or self._version == "1.0"):
+            raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
+        if int(fields.get(b"content-length", 0)) > self._max_body:
             raise self._too_large()
-        self.wants_continue = bool(expects)
-        self._fields, self._headers = self._headers, []  # What comes after the head are trailers, which are dropped.
 
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
@@ -135,29 +135,20 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         pieces = self._pieces
-        version = self._parser.get_http_version()
+        modern = self._version == "1.1"
         self._done.append(
             Request(
                 self._parser.get_method(),
                 self._url,
-                self._fields,
+                self._headers,
                 pieces[0] if len(pieces) == 1 else b"".join(pieces),
-                self._parser.should_keep_alive() and version == "1.1",
-                version == "1.0",
+                modern and self._parser.should_keep_alive(),
+                not modern,
+                self._id,
             )
         )
-        self._begun = False
-        self.wants_continue = False
+        self._begun = self._headed = self.wants_continue = False
         self._pieces = []
-
-    def _grow(self, size: int) -> None:
-        self._head_size += size
-        if self._head_size > MAX_HEAD:
-            raise WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
-
-    def _check_coding(self, value: bytes) -> None:
-        if value.strip().lower() != b"chunked" or self._parser.get_http_version() == "1.0":
-            raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
 
     def _too_large(self) -> WireError:
         return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
@@ -236,7 +227,7 @@ class ResponseReader:
         self.phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -246,11 +237,10 @@ class ResponseReader:
             return
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
-        for name, value in self.headers:
-            lower = name.lower()
-            if lower == b"transfer-encoding":
+        for name, _, value in self.headers:
+            if name == b"transfer-encoding":
                 self.chunked = True
-            elif lower == b"content-length":
+            elif name == b"content-length":
                 self.length = int(value)
 
     def on_chunk_header(self) -> None:
@@ -264,38 +254,24 @@ class ResponseReader:
             self.complete = True
 
 
-def connection_named(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """Fields that Connection headers name, lower case: hop-by-hop for this message."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name.lower() == b"connection":
-            named.update(part.strip().lower() for part in value.split(b","))
-    return frozenset(named)
-
-
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
-    """The lines of the fields that go on, in their order and spelling, without hop-by-hop ones and those in `drop`."""
-    lines: list[bytes] = []
-    named: frozenset[bytes] | None = None
-    for name, value in headers:
-        lower = name.lower()
-        if lower in HOP_BY_HOP or lower in drop:
-            if lower == b"connection":
-                named = connection_named(headers)
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
-    if named and named - HOP_BY_HOP:
-        return forwarded([(n, v) for n, v in headers if n.lower() not in named], drop | {b"connection"})
-    return lines
+    """The lines of the fields that go on, in their order and spelling, without those in `drop`.
+
+    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it.
+    """
+    for lower, _, value in headers:
+        if lower == b"connection":
+            drop = drop.union([part.strip().lower() for part in value.split(b",")])
+    return [b"%b: %b\r\n" % (name, value) for lower, name, value in headers if lower not in drop]
 
 
 def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[bytes]) -> bytes:
     """The head for a replica: its own Host and base path, a Content-Length for what was chunked, `extra` lines."""
-    lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, base, request.target, host)]
-    lines += forwarded(request.headers, REQUEST_ONLY)
-    if request.body or request.method not in (b"GET", b"HEAD", b"DELETE", b"OPTIONS"):
+    lines = forwarded(request.headers, NOT_UPSTREAM)
+    if request.body or request.method not in BODILESS:
         lines.append(b"content-length: %d\r\n" % len(request.body))
-    return b"".join([*lines, *extra, b"\r\n"])
+    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, base, request.target, host)
+    return b"".join([start, *lines, *extra, b"\r\n"])
 
 
 def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:
