@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from importlib.metadata import version as installed
 from pathlib import Path
 from random import Random
@@ -25,7 +26,7 @@ from router.config import Config, ConfigError, Endpoint, ReplicaConfig, load
 from router.core.fleet import Fleet
 from router.core.types import State
 from router.members.health import Health, HealthSettings
-from router.proxy.exchange import Proxy
+from router.proxy.context import Proxy
 from router.proxy.openai import Asker
 from router.proxy.server import ClientConnection, Clients
 from router.proxy.upstream import Address, Pool
@@ -43,7 +44,7 @@ class Worker:
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, clients: socket.socket, admin: socket.socket):
         self._loop, self._config, self._clients, self._admin = loop, config, clients, admin
         self.fleet = Fleet(config.routing.make(), config.fleet_settings())
-        self.fleet.join([replica.spec() for replica in config.replicas], loop.time())
+        self.fleet.join([replica.spec() for replica in config.replicas], time.monotonic())
         self.waiting = Waiting(loop, config.routing.queue.max_requests, config.routing.queue.max_seconds)
         health = config.health
         self._health = Health(
@@ -68,6 +69,7 @@ class Worker:
             Random(),
             self.metrics.record,
             self._health.unreachable,
+            installed("homing"),
         )
         self.clients = Clients()
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,6 +1,6 @@
 """The admin port's handlers."""
 
-import asyncio
+import time
 
 from aiohttp import web
 
@@ -35,7 +35,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def fleet_(request: web.Request) -> web.Response:
     """Each replica's state and load."""
-    now = asyncio.get_running_loop().time()
+    now = time.monotonic()
     fleet = request.app[FLEET]
     return web.json_response({"replicas": [_report(fleet, replica, now) for replica in fleet.replicas]})
 

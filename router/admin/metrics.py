@@ -68,8 +68,7 @@ class Metrics(Collector):
         if tally is None:
             tally = self._tallies[key] = _Tally()
         tally.requests += 1
-        settled = record.settled
-        if settled is not None:
+        for settled, _ in record.attempts[-1:]:
             tally.tokens += settled.prompt_tokens
             tally.reachable += settled.reachable
             tally.predicted += settled.predicted

@@ -209,7 +209,7 @@ class Fleet:
         if group is None:
             known = RefusalCause.UNKNOWN_MODEL if self._groups else RefusalCause.NO_REPLICA
             return Refusal(known, None if self._groups else RETRY_AFTER_DOWN)
-        eligible, cuts = self._eligible(group, tried, now)
+        eligible, cuts = self._eligible(group, tried, ask.only, now)
         if not eligible:
             if cuts:
                 return Wait(max(cuts, key=cuts.count), now, cuts)
@@ -243,13 +243,15 @@ class Fleet:
     def _group(self, model: str | None) -> _Group | None:
         return self._everyone if model is None else self._groups.get(model)
 
-    def _eligible(self, group: _Group, tried: Collection[ReplicaId], now: float) -> tuple[list[Replica], list[Limit]]:
+    def _eligible(
+        self, group: _Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
+    ) -> tuple[list[Replica], list[Limit]]:
         """The replicas that may get the ask, and what cut each of the other ready ones."""
         eligible: list[Replica] = []
         cuts: list[Limit] = []
         most, stall = self._settings.max_concurrency, self._settings.stall
         for member in group.ready:
-            if member.id in tried:
+            if member.id in tried or (only is not None and member.id != only):
                 continue
             cut = member.cut(most, stall, now)
             if cut is None:

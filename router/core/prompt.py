@@ -86,7 +86,7 @@ def token_bytes(tokens: Sequence[Any]) -> bytes:
 def _turn(message: Any) -> tuple[bool, bytes]:
     if not isinstance(message, Mapping):
         raise NoPrompt("a message is not an object")
-    role = message.get("role")
+    role = message.get("role") or message.get("type")
     fields = [f"{TURN}{role}"]
     if name := message.get("name"):
         fields.append(str(name))
@@ -94,8 +94,8 @@ def _turn(message: Any) -> tuple[bool, bytes]:
     fields.append(content if isinstance(content, str) else "\n".join(_parts(content)))
     if calls := message.get("tool_calls"):
         fields.extend(_calls(calls))
-    if call_id := message.get("tool_call_id"):
-        fields.append(str(call_id))
+    # `arguments` and `output` stand in the Responses API's call items.
+    fields.extend([_text(message[key]) for key in ("tool_call_id", "arguments", "output") if message.get(key)])
     return role == "assistant", FIELD.join(fields).encode("utf-8", "surrogatepass")
 
 
@@ -114,10 +114,13 @@ def _calls(calls: Any) -> Iterable[str]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             yield str(function.get("name"))
-            arguments = function.get("arguments")
-            yield arguments if isinstance(arguments, str) else _canonical(arguments).decode()
+            yield _text(function.get("arguments"))
         else:
-            yield _canonical(call).decode()
+            yield _text(call)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _canonical(value).decode()
 
 
 def _canonical(value: Any) -> bytes:

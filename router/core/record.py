@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from router.core.lease import Settled
-from router.core.types import Limit, Reason, ReplicaId
+from router.core.types import Limit, Reason
 
 
 class Phase(StrEnum):
@@ -42,7 +42,7 @@ class Attempt(NamedTuple):
 class Stages(NamedTuple):
     """Seconds spent in each stage; None for one that was not reached. They follow one another and add up."""
 
-    parse: float
+    parse: float | None = None
     queue: float | None = None
     pick: float | None = None
     connect: float | None = None

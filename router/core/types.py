@@ -79,7 +79,8 @@ class Ask(NamedTuple):
 
     `chain` holds the hashes of the prompt's full blocks, `tail` one hash of the whole prompt, `size` the prompt's
     bytes in template order, `tokens` the exact prompt tokens where the client sent token ids. `answers` maps the
-    byte at which an assistant message begins to the byte at which it ends. An ask without a prompt has `size` 0.
+    byte at which an assistant message begins to the byte at which it ends. An ask without a prompt has `size` 0. `only`
+    names the one replica that can answer, where a request goes on from what is stored there.
     """
 
     model: str | None
@@ -89,6 +90,7 @@ class Ask(NamedTuple):
     streams: bool = False
     tokens: int | None = None
     answers: Mapping[int, int] = {}
+    only: ReplicaId | None = None
 
 
 class Candidate(NamedTuple):

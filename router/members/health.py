@@ -9,6 +9,7 @@ by a request's start and end only.
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -69,7 +70,7 @@ class Health:
 
     async def _watch(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
         """One replica's loop."""
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic
         models_at = clock()
         while True:
             due = clock() + self._settings.interval * self._rng.uniform(1 - JITTER, 1 + JITTER)
@@ -98,7 +99,7 @@ class Health:
             self._failed(replica, problem)
             return False
         self._failures[replica] = 0
-        self._fleet.sign_of_life(replica, asyncio.get_running_loop().time())
+        self._fleet.sign_of_life(replica, time.monotonic())
         return True
 
     def _failed(self, replica: ReplicaId, problem: str) -> None:
@@ -126,7 +127,7 @@ class Health:
             return
         if self._fleet.engine(replica, metrics.epoch, metrics.kv_tokens):
             log.info("replica %s has restarted; what it had cached is forgotten", replica)
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         requests, unstarted = max(before[0], member.requests), max(before[1], member.unstarted)
         sample = EngineSample(now, metrics.running, metrics.waiting, metrics.kv_usage, requests, unstarted)
         self._fleet.sampled(replica, sample)
@@ -152,7 +153,7 @@ class Health:
             return None
 
     def _mark(self, replica: ReplicaId, state: State, reason: str) -> None:
-        transition = self._fleet.mark(replica, state, reason, asyncio.get_running_loop().time())
+        transition = self._fleet.mark(replica, state, reason, time.monotonic())
         if transition is not None:
             log.info("replica %s: %s -> %s (%s)", replica, transition.old, transition.new, reason)
             self._changed()

@@ -3,8 +3,8 @@
 Every way out goes through `_settle`, once for each lease: the answer's end, the client's leaving, the replica's
 failure. A request is sent again only while nothing went to the client, and then (invariant 5):
 
-- without having been written whole, or after a 429 or 503 before any body: no work was done; at most MAX_UNWORKED
-  times, each time to a replica not yet tried;
+- without having been written whole, or after a 429 or 503 before any body: no work was done; at most
+  `max_refusals` times, each time to a replica not yet tried;
 - once, when the connection closed before a response byte and it had been idle (keep-alive race), or a fresh connect to
   the same address is refused (the process is gone).
 
@@ -12,26 +12,21 @@ Never after a time-out: a stopped engine may wake and generate.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from itertools import count
-from random import Random
+import time
+from collections.abc import Coroutine
 from typing import Any, Protocol
-from uuid import uuid4
 
-from router.core.fleet import Fleet
-from router.core.lease import Lease, Settled
-from router.core.record import Record
+from router.core.lease import Lease
+from router.core.record import Phase, UpstreamError
 from router.core.types import Ask, Outcome, Refusal, RefusalCause, ReplicaId, Route, Usage, Wait
-from router.proxy import openai
-from router.proxy.openai import Answer, Asker, Endpoint, Use
+from router.proxy import answers, openai
+from router.proxy.answers import Answer, Style
+from router.proxy.context import Proxy
+from router.proxy.journal import Journal, Stage
+from router.proxy.openai import Use
 from router.proxy.relay import Relay
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.waiting import Waiting
 from router.proxy.wire import Request, ResponseReader, request_head, response_head
-
-MAX_UNWORKED = 3
-"""Sends that did no work and are followed by another: they cost a client's patience only (retry.max_refusals)."""
 
 MAX_RESENDS = 1
 """Sends that may have been read before the process died: one, since each may be work lost."""
@@ -40,30 +35,6 @@ REFUSED_SECONDS = 1.0
 """How long a replica that refused counts as full when its answer has no Retry-After."""
 
 REFUSALS = frozenset((429, 503))
-
-
-@dataclass
-class Proxy:
-    """What every exchange of a worker uses. `describe` takes the finished request's record, `unreachable` the id of a
-    replica that refused a connection."""
-
-    loop: asyncio.AbstractEventLoop
-    fleet: Fleet
-    asker: Asker
-    pools: Mapping[ReplicaId, Pool]
-    waiting: Waiting
-    rng: Random
-    describe: Callable[[Record], None]
-    unreachable: Callable[[ReplicaId], None]
-
-    def __post_init__(self) -> None:
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._prefix = uuid4().hex[:16]
-        self._count = count(1)
-
-    def request_id(self) -> str:
-        """A new id: random for this process, counted within it."""
-        return f"{self._prefix}-{next(self._count):x}"
 
 
 class Client(Protocol):
@@ -84,16 +55,15 @@ class Exchange:
     """One request between a client and the replica that serves it; `paused` when the client is not reading now."""
 
     __slots__ = (
-        "_arrived", "_ask", "_attempts", "_client", "_connecting", "_connection", "_endpoint", "_fresh", "_id",
-        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_status",
-        "_tried", "_unworked", "_waits",
+        "_ask", "_client", "_connecting", "_connection", "_endpoint", "_fresh", "_id", "_journal", "_lease", "_over",
+        "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_tried", "_unworked", "_waits",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, client: Client, request: Request, paused: bool) -> None:
         self._proxy, self._client, self._request = proxy, client, request
-        self._arrived = proxy.loop.time()
-        self._endpoint: Endpoint = openai.endpoint(request.path)
+        self._endpoint = openai.endpoint(request.path, proxy.allow_paths)
         self._id = proxy.request_id() if request.id is None else request.id.decode("latin-1")
+        self._journal = Journal(self._id, self._endpoint.name, time.monotonic())
         self._ask = Ask(None)
         self._route: Route | None = None
         self._lease: Lease | None = None
@@ -101,27 +71,42 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._relay: Relay | None = None
         self._tried: list[ReplicaId] = []
-        self._unworked = self._resends = self._attempts = 0
+        self._unworked = self._resends = 0
         self._waits = self._over = self._fresh = False
         self._paused = paused
-        self._status = 0
 
     def start(self) -> None:
         """Answer, or find a replica."""
-        fleet, use = self._proxy.fleet, self._endpoint.use
-        if use is Use.MODELS:
-            ready = [replica.models for replica in fleet.ready]
-            self._answer(openai.models(ready) if ready else openai.health(0))
-        elif use is Use.HEALTH:
-            self._answer(openai.health(len(fleet.ready)))
-        else:
-            self._ask = self._proxy.asker.ask(self._endpoint, self._request.body)
-            self._find()
+        proxy, use = self._proxy, self._endpoint.use
+        match use:
+            case Use.MODELS:
+                ready = [replica.models for replica in proxy.fleet.ready]
+                self._answer(answers.models(ready) if ready else answers.health(0))
+            case Use.HEALTH:
+                self._answer(answers.health(len(proxy.fleet.ready)))
+            case Use.VERSION:
+                self._answer(answers.version(proxy.version))
+            case Use.CONTROL:
+                self._journal.rejected = "forbidden_path"
+                self._answer(answers.forbidden(self._request.path))
+            case _:
+                self._ask = self._read(use)
+                self._find()
+
+    def _read(self, use: Use) -> Ask:
+        if use is Use.STORED:
+            stored = openai.stored_id(self._request.path)
+            return Ask(None, only=self._proxy.stored.get(stored))
+        reading = self._proxy.asker.read(self._endpoint, self._request.body)
+        if reading.previous is None:
+            return reading.ask
+        return reading.ask._replace(only=self._proxy.stored.get(reading.previous))
 
     # Route and lease. No await between the two.
 
     def _find(self) -> None:
         waiting, model = self._proxy.waiting, self._ask.model
+        self._journal.ended(Stage.PARSE if not self._journal.attempts else Stage.FIRST_BYTE, time.monotonic())
         if (waiting and waiting.depth(model)) or not self.try_route():
             self._waits = True
             refusal = waiting.park(model, self)
@@ -131,31 +116,38 @@ class Exchange:
 
     def try_route(self) -> bool:
         """waiting.Waiter: route, and go on unless the answer is to wait."""
-        now = self._proxy.loop.time()
-        match self._proxy.fleet.route(self._ask, now, self._proxy.rng, self._tried):
-            case Wait():
-                return False
-            case Refusal() as refusal:
-                self._waits = False
-                self.refuse(refusal)
-            case Route() as route:
-                self._waits = False
-                self._dispatch(route, now)
+        now = time.monotonic()
+        decision = self._proxy.fleet.route(self._ask, now, self._proxy.rng, self._tried)
+        if isinstance(decision, Wait):
+            return False
+        if self._waits:
+            self._waits = False
+            self._journal.ended(Stage.QUEUE, now)
+        if isinstance(decision, Refusal):
+            self.refuse(decision)
+        else:
+            self._dispatch(decision, now)
         return True
 
     def refuse(self, refusal: Refusal) -> None:
         """waiting.Waiter: the end of the way."""
-        self._waits = False
-        if self._attempts and refusal.cause is RefusalCause.NO_REPLICA:
-            self._fail(502, "The replica failed before it answered, and no other one is left to try.", "replica_lost")
+        if self._waits:
+            self._waits = False
+            self._journal.ended(Stage.QUEUE, time.monotonic())
+        if self._journal.attempts and refusal.cause is RefusalCause.NO_REPLICA:
+            self._fail("The replica failed before it answered, and no other one is left to try.", "replica_lost")
         else:
-            self._answer(openai.refused(refusal, self._ask.model), refusal.cause)
+            self._journal.rejected = refusal.cause.value
+            self._answer(answers.refused(refusal, self._ask.model, self._endpoint.style))
 
     def _dispatch(self, route: Route, now: float) -> None:
-        proxy = self._proxy
+        proxy, journal = self._proxy, self._journal
         self._route = route
+        journal.reason = route.reason
+        if route.cuts:
+            journal.cut(route.cuts)
         self._lease = proxy.fleet.lease(route, self._ask, now)
-        self._attempts += 1
+        journal.ended(Stage.PICK, time.monotonic())
         pool = proxy.pools[route.replica]
         connection = None if self._fresh else pool.take()
         if connection is not None:
@@ -164,7 +156,7 @@ class Exchange:
             self._spawn(self._connect(pool))
 
     async def _connect(self, pool: Pool) -> None:
-        """Cancelled when the client leaves; asyncio then closes a half-made connection."""
+        """Cancelled when the client leaves; the pool then closes a half-made connection."""
         try:
             connection = await pool.connect()
         except OSError as error:
@@ -176,57 +168,74 @@ class Exchange:
 
     def _send(self, connection: Connection, pool: Pool) -> None:
         self._connection = connection
-        extra = (b"x-request-id: %b\r\n" % self._id.encode(),) if self._request.id is None else ()
+        extra = (b"x-request-id: %b\r\n" % self._id.encode("latin-1"),) if self._request.id is None else ()
         address, request = pool.address, self._request
         head = request_head(request, address.authority, address.base, extra)
         connection.send(self, head, request.body, request.method == b"HEAD")
+        self._journal.ended(Stage.CONNECT, time.monotonic())
 
     # What the connection tells (upstream.Sender).
 
     def on_response(self, response: ResponseReader, data: bytes) -> None:
         """Bytes of the answer."""
-        now = self._proxy.loop.time()
-        relay = self._relay
+        now = time.monotonic()
+        relay, lease = self._relay, self._lease
+        assert lease is not None
+        self._proxy.fleet.sign_of_life(lease.replica, now)
         if relay is None:
             if response.status in REFUSALS and self._refused(response, now):
                 return
             relay = self._relay = self._open(response)
-        lease = self._lease
-        assert lease is not None
         if response.complete:
             self._connection = None  # It is back in its pool; pausing it would pause the next request.
         elif self._paused and self._connection is not None:
             self._connection.pause(True)
-        self._proxy.fleet.sign_of_life(lease.replica, now)
-        if data and not lease.started and response.status < 300:
-            lease.first_token(now)
+        if data:
+            self._heard(relay, lease, response.status, data, now)
         relay.pass_on(data)
         if response.excess:
-            self._broken("the replica sent more than its answer")
+            self._broken()
         elif response.complete:
-            outcome = Outcome.FAILED if response.status >= 500 else Outcome.OK
-            self._end(outcome, relay.usage(), now)
+            failed = response.status >= 500
+            error = UpstreamError.STATUS_5XX if failed else None
+            self._end(Outcome.FAILED if failed else Outcome.OK, relay.usage(), error=error)
 
     def on_lost(self, loss: Loss) -> None:
         """The connection broke before the answer was whole."""
         self._connection = None
+        error = UpstreamError.PROTOCOL if loss.garbled else UpstreamError.RESET
         if self._relay is not None:
-            self._broken(f"the replica broke off: {loss.reason}")
+            self._broken(error)
         elif not loss.written:
-            self._settle(Outcome.NOT_REACHED)
+            self._settle(Outcome.NOT_REACHED, error)
             self._again_unworked()
+        elif loss.garbled:
+            self._settle(Outcome.FAILED, error)
+            self._fail("The replica's answer is not HTTP.", "replica_garbled")
         elif loss.reused:
-            self._settle(Outcome.FAILED)
+            self._settle(Outcome.FAILED, error)
             self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.
             self._fresh = True
             self._resend()
         else:
-            self._settle(Outcome.FAILED)
+            self._settle(Outcome.FAILED, error)
             self._spawn(self._resend_if_gone())
+
+    def _heard(self, relay: Relay, lease: Lease, status: int, data: bytes, now: float) -> None:
+        """Body bytes: perhaps the first, perhaps the first token."""
+        first = self._journal.chunk(now)
+        stores = self._endpoint.style is Style.RESPONSES
+        if first:
+            self._journal.ended(Stage.FIRST_BYTE, now)
+            if stores and (stored := relay.stored_id()):
+                self._proxy.stored.put(stored, lease.replica)
+        late = stores and self._ask.streams
+        if status < 300 and not lease.started and (not late or relay.generates(data)):
+            lease.first_token(now)
 
     def _open(self, response: ResponseReader) -> Relay:
         assert self._route is not None
-        self._status = response.status
+        self._journal.status = response.status
         route = self._route
         ours = (
             f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
@@ -239,7 +248,7 @@ class Exchange:
         assert self._lease is not None
         replica = self._lease.replica
         self._proxy.fleet.full(replica, now + _retry_after(response))
-        if self._unworked >= MAX_UNWORKED:
+        if self._unworked >= self._proxy.max_refusals:
             return False
         tried = [*self._tried, replica]
         if isinstance(self._proxy.fleet.route(self._ask, now, self._proxy.rng, tried), Refusal):
@@ -247,7 +256,7 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None and not response.complete:
             connection.drain()
-        self._settle(Outcome.REFUSED)
+        self._settle(Outcome.REFUSED, UpstreamError.STATUS_429)
         self._again_unworked()
         return True
 
@@ -257,13 +266,14 @@ class Exchange:
         assert self._lease is not None
         if isinstance(error, ConnectionRefusedError):
             self._proxy.unreachable(self._lease.replica)
-        self._settle(Outcome.NOT_REACHED)
+        self._journal.ended(Stage.CONNECT, time.monotonic())
+        self._settle(Outcome.NOT_REACHED, UpstreamError.CONNECT)
         self._again_unworked()
 
     def _again_unworked(self) -> None:
         self._unworked += 1
-        if self._unworked > MAX_UNWORKED:
-            self._fail(502, "No replica could be reached.", "replica_unreachable")
+        if self._unworked > self._proxy.max_refusals:
+            self._fail("No replica could be reached.", "replica_unreachable")
         else:
             self._find()
 
@@ -275,12 +285,12 @@ class Exchange:
             self._proxy.unreachable(replica)
             self._resend()
         else:
-            self._fail(502, "The replica closed the connection before it answered.", "replica_lost")
+            self._fail("The replica closed the connection before it answered.", "replica_lost")
 
     def _resend(self) -> None:
         self._resends += 1
         if self._resends > MAX_RESENDS:
-            self._fail(502, "The replica closed the connection before it answered.", "replica_lost")
+            self._fail("The replica closed the connection before it answered.", "replica_lost")
         else:
             self._find()
 
@@ -290,13 +300,14 @@ class Exchange:
         """The client is gone: whatever phase this is in, the replica stops working for it."""
         if self._over:
             return
+        self._journal.left = Phase.STREAMING if self._relay is not None else Phase.WAITING
         if self._waits:
             self._proxy.waiting.leave(self._ask.model, self)
-            self._waits = False
+            self._journal.left = Phase.QUEUED
         if self._connecting is not None:
             self._connecting.cancel()
         self._drop_connection()
-        self._end(Outcome.ABORTED, None, self._proxy.loop.time(), answered=False)
+        self._end(Outcome.ABORTED, None, answered=False)
 
     def client_paused(self, paused: bool) -> None:
         """The client reads slower than the replica writes, or fast enough again."""
@@ -304,20 +315,20 @@ class Exchange:
         if self._connection is not None:
             self._connection.pause(paused)
 
-    def _broken(self, message: str) -> None:
+    def _broken(self, error: UpstreamError = UpstreamError.PROTOCOL) -> None:
         """Midway: what the client has is not whole, and it must see that."""
         assert self._relay is not None
         self._drop_connection()
-        self._relay.broken("The replica broke off while it answered.")
-        self._end(Outcome.FAILED, None, self._proxy.loop.time(), answered=False, error=message)
+        self._relay.broken("The replica broke off while it answered.", self._endpoint.style)
+        self._end(Outcome.FAILED, None, answered=False, error=error)
         self._client.abort()
 
-    def _fail(self, status: int, message: str, code: str) -> None:
-        self._answer(openai.error(status, message, "server_error", code), code)
+    def _fail(self, message: str, code: str) -> None:
+        self._answer(answers.error(502, message, code, self._endpoint.style))
 
-    def _answer(self, answer: Answer, error: str | None = None) -> None:
+    def _answer(self, answer: Answer) -> None:
         """The router's own answer."""
-        self._status = answer.status
+        self._journal.status = answer.status
         lines = [
             b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body),
             b"x-homing-request-id: %b\r\n" % self._id.encode("latin-1"),
@@ -328,36 +339,32 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         body = b"" if self._request.method == b"HEAD" else answer.body
         self._client.write(response_head(answer.status, b"", lines) + body)
-        self._end(Outcome.OK, None, self._proxy.loop.time(), error=error)
+        self._end(Outcome.OK, None)
 
     def _end(
-        self, outcome: Outcome, usage: Usage | None, now: float, answered: bool = True, error: str | None = None
+        self, outcome: Outcome, usage: Usage | None, answered: bool = True, error: UpstreamError | None = None
     ) -> None:
         if self._over:
             return
         self._over = True
-        route, relay = self._route, self._relay
-        settled = self._settle(outcome, usage)
+        relay = self._relay
+        self._settle(outcome, error, usage)
+        now = time.monotonic()
+        if relay is not None:
+            self._journal.ended(Stage.BODY, now)
         if answered:
             self._client.done(relay.keep_alive if relay else self._request.keep_alive)
-        ask, reason = self._ask, route.reason if route else None
-        self._proxy.describe(
-            Record(
-                self._id, self._endpoint.name, ask.model, ask.streams, self._status, reason, settled, self._attempts,
-                now - self._arrived, error,
-            )
-        )  # fmt: skip
+        self._proxy.describe(self._journal.record(self._ask, now))
 
-    def _settle(self, outcome: Outcome, usage: Usage | None = None) -> Settled | None:
+    def _settle(self, outcome: Outcome, error: UpstreamError | None, usage: Usage | None = None) -> None:
         """End the lease, if there is one, and let those who wait try."""
         lease, self._lease = self._lease, None
         if lease is None:
-            return None
+            return
         self._tried.append(lease.replica)
-        settled = lease.finish(outcome, usage, self._proxy.loop.time())
+        self._journal.settled(lease.finish(outcome, usage, time.monotonic()), error)
         if self._proxy.waiting:
             self._proxy.loop.call_soon(self._proxy.waiting.wake)
-        return settled
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,11 +1,12 @@
-"""The endpoint table, body -> Ask, and what the router itself answers, in the API's own shape.
+"""The endpoint table, and body -> Ask.
 
 The router never validates what the engine validates: a body that is no JSON, or has an unexpected form, becomes an
 ask without a prompt, goes to the least loaded replica, and the engine's own 400 is relayed. Only the fields that
 routing needs are decoded; the body is forwarded as it came.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -13,16 +14,22 @@ import msgspec
 
 from router.core import prompt
 from router.core.blocks import chain
-from router.core.types import Ask, Refusal, RefusalCause
+from router.core.prompt import NoPrompt, Prompt
+from router.core.types import Ask
+from router.proxy.answers import Style
 
 
 class Use(StrEnum):
     """What the router does with an endpoint."""
 
     PROMPT = "prompt"  # routed by prompt
+    MODEL = "model"  # routed by model and load: no prompt, or none that leaves a KV cache
+    STORED = "stored"  # goes to the replica that stored the response whose id the path names
     MODELS = "models"  # answered: the models of all ready replicas
     HEALTH = "health"  # answered: whether any replica is ready
-    LOAD = "load"  # anything else: least loaded
+    VERSION = "version"  # answered
+    CONTROL = "control"  # refused: engine control
+    LOAD = "load"  # anything else: least loaded, whatever its model
 
 
 class Fields(msgspec.Struct):
@@ -32,79 +39,165 @@ class Fields(msgspec.Struct):
     messages: Any = None
     prompt: Any = None
     input: Any = None
+    instructions: Any = None
+    system: Any = None
+    query: Any = None
+    text_1: Any = None
     tools: Any = None
     stream: Any = None
     cache_salt: Any = None
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
+    previous_response_id: Any = None
 
 
 class Endpoint(NamedTuple):
-    """`name` for metrics; `read` takes a prompt out of the fields, and is None where there is none to route by."""
+    """`name` is for metrics, `style` the shape of errors; `read` takes a prompt out of the fields."""
 
     name: str
     use: Use
-    read: Callable[[Fields], prompt.Prompt] | None = None
+    read: Callable[[Fields, bool], Prompt] | None = None
+    style: Style = Style.OPENAI
 
 
-class Answer(NamedTuple):
-    """What the router answers itself: a JSON body, and in how many seconds to try again where that helps."""
-
-    status: int
-    body: bytes
-    retry_after: float | None = None
+def _chat(fields: Fields, tools_first: bool) -> Prompt:
+    return prompt.chat(fields.messages, _tools(fields), tools_first)
 
 
-def _chat(fields: Fields) -> prompt.Prompt:
-    tools = msgspec.json.encode(fields.tools) if fields.tools else b""
-    return prompt.chat(fields.messages, tools)
-
-
-def _completion(fields: Fields) -> prompt.Prompt:
+def _completion(fields: Fields, tools_first: bool) -> Prompt:
     return prompt.completion(fields.prompt)
 
 
-def _embedding(fields: Fields) -> prompt.Prompt:
-    return prompt.completion(fields.input) if fields.messages is None else prompt.chat(fields.messages)
+def _responses(fields: Fields, tools_first: bool) -> Prompt:
+    turns = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input
+    return prompt.chat(_led(fields.instructions, turns), _tools(fields), tools_first)
 
+
+def _messages(fields: Fields, tools_first: bool) -> Prompt:
+    return prompt.chat(_led(fields.system, fields.messages), _tools(fields), tools_first)
+
+
+def _pooled(fields: Fields, tools_first: bool) -> Prompt:
+    """Embeddings and their like: `input`, or `messages` for models with a chat template."""
+    if fields.messages is not None:
+        return prompt.chat(fields.messages)
+    return prompt.completion(fields.input)
+
+
+def _ranked(fields: Fields, tools_first: bool) -> Prompt:
+    """What every pair begins with: the query, or the first text."""
+    return prompt.completion(fields.query if fields.text_1 is None else fields.text_1)
+
+
+def _led(system: Any, turns: Any) -> Any:
+    """The turns with the system text in front, where there is one."""
+    if not system or not isinstance(turns, list):
+        return turns
+    return [{"role": "system", "content": system}, *turns]
+
+
+def _tools(fields: Fields) -> bytes:
+    return msgspec.json.encode(fields.tools) if fields.tools else b""
+
+
+_RANK = Endpoint("rerank", Use.PROMPT, _ranked)
+_SCORE = Endpoint("score", Use.PROMPT, _ranked)
+_POOLING = Endpoint("pooling", Use.PROMPT, _pooled)
+_CLASSIFY = Endpoint("classify", Use.PROMPT, _pooled)
+_TOKENS = Endpoint("tokens", Use.MODEL)
+_HEALTH = Endpoint("health", Use.HEALTH)
+_CONTROL = Endpoint("control", Use.CONTROL)
+_STORED = Endpoint("responses", Use.STORED, None, Style.RESPONSES)
+_AUDIO = Endpoint("audio", Use.MODEL)
+
+CONTROL_PATHS = (
+    *("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/start_profile", "/stop_profile", "/metrics", "/load"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/scale_elastic_ep", "/is_scaling_elastic_ep"),
+    "/server_info",
+)
+"""vLLM's engine control and inside; what begins with /reset_ comes on top."""
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint("chat", Use.PROMPT, _chat),
     "/v1/completions": Endpoint("completions", Use.PROMPT, _completion),
-    "/v1/embeddings": Endpoint("embeddings", Use.PROMPT, _embedding),
+    "/v1/responses": Endpoint("responses", Use.PROMPT, _responses, Style.RESPONSES),
+    "/v1/messages": Endpoint("messages", Use.PROMPT, _messages, Style.ANTHROPIC),
+    "/v1/messages/count_tokens": Endpoint("tokens", Use.MODEL, None, Style.ANTHROPIC),
+    "/v1/embeddings": Endpoint("embeddings", Use.PROMPT, _pooled),
+    "/tokenize": _TOKENS,
+    "/detokenize": _TOKENS,
+    "/rerank": _RANK,
+    "/v1/rerank": _RANK,
+    "/v2/rerank": _RANK,
+    "/score": _SCORE,
+    "/v1/score": _SCORE,
+    "/pooling": _POOLING,
+    "/classify": _CLASSIFY,
     "/v1/models": Endpoint("models", Use.MODELS),
-    "/health": Endpoint("health", Use.HEALTH),
-}
+    "/health": _HEALTH,
+    "/ping": _HEALTH,
+    "/version": Endpoint("version", Use.VERSION),
+} | dict.fromkeys(CONTROL_PATHS, _CONTROL)
 OTHER = Endpoint("other", Use.LOAD)
 
+_PREFIXES = (("/v1/responses/", _STORED), ("/v1/audio/", _AUDIO), ("/reset_", _CONTROL))
+
 _DECODER = msgspec.json.Decoder(Fields)
+_MULTIPART_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_STORED_ID = re.compile(r"/v1/responses/([^/]+)")
 
 
-def endpoint(path: str) -> Endpoint:
-    """The table's row for a path, `OTHER` for one that is not in it."""
-    return ENDPOINTS.get(path, OTHER)
+def endpoint(path: str, allowed: Collection[str] = ()) -> Endpoint:
+    """The table's row for a path, `OTHER` for one that is not in it, or that is engine control but allowed."""
+    found = ENDPOINTS.get(path)
+    if found is None:
+        found = next((row for prefix, row in _PREFIXES if path.startswith(prefix)), OTHER)
+    return OTHER if found.use is Use.CONTROL and path in allowed else found
+
+
+def stored_id(path: str) -> str | None:
+    """The response id that a path names."""
+    found = _STORED_ID.match(path)
+    return found[1] if found else None
+
+
+class Reading(NamedTuple):
+    """An ask, and the id of the stored response that the request goes on from, if it names one."""
+
+    ask: Ask
+    previous: str | None = None
 
 
 class Asker:
-    """Body -> Ask. `block` in bytes; `secret` keys the root."""
+    """Body -> Ask. `block` in bytes; `tools_first` names the models whose template puts tools before the system text;
+    `secret` keys the root."""
 
-    def __init__(self, block: int, secret: bytes = prompt.NO_SECRET) -> None:
+    def __init__(
+        self, block: int, tools_first: Collection[str] = frozenset(), secret: bytes = prompt.NO_SECRET
+    ) -> None:
         self._block = block
+        self._tools_first = tools_first
         self._secret = secret
 
-    def ask(self, to: Endpoint, body: bytes) -> Ask:
+    def read(self, to: Endpoint, body: bytes) -> Reading:
         """What routing needs to know; an ask without a model or a prompt for what cannot be read."""
-        if to.read is None:
-            return Ask(None)
+        if to.use is Use.LOAD:
+            return Reading(Ask(None))
         try:
             fields = _DECODER.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return Ask(None)
+            return Reading(Ask(_multipart_model(body)))
         model = fields.model if isinstance(fields.model, str) else None
+        previous = fields.previous_response_id if isinstance(fields.previous_response_id, str) else None
+        return Reading(self._ask(to, fields, model), previous)
+
+    def _ask(self, to: Endpoint, fields: Fields, model: str | None) -> Ask:
         streams = fields.stream is True
+        if to.read is None:
+            return Ask(model, streams=streams)
         try:
-            read = to.read(fields)
-        except (prompt.NoPrompt, RecursionError):
+            read = to.read(fields, model in self._tools_first)
+        except (NoPrompt, RecursionError, msgspec.MsgspecError):
             return Ask(model, streams=streams)
         root = prompt.root(
             self._secret, model, fields.cache_salt, fields.chat_template_kwargs, fields.reasoning_effort
@@ -113,40 +206,7 @@ class Asker:
         return Ask(model, hashes, tail, len(read.data), streams, read.tokens, read.answers)
 
 
-def error(status: int, message: str, kind: str, code: str | None, param: str | None = None) -> Answer:
-    """An error in OpenAI's shape."""
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return Answer(status, msgspec.json.encode(body))
-
-
-def refused(refusal: Refusal, model: str | None) -> Answer:
-    """A refusal as the client sees it: 404 for a model nobody serves, 503 when nobody is ready, 429 over capacity."""
-    match refusal.cause:
-        case RefusalCause.UNKNOWN_MODEL:
-            text = (
-                f"The model `{model}` does not exist: no replica serves it. GET /v1/models lists those that are served."
-            )
-            answer = error(404, text, "invalid_request_error", "model_not_found", "model")
-        case RefusalCause.NO_REPLICA:
-            answer = error(503, "No replica is ready to take this request. Try again.", "server_error", "no_replica")
-        case RefusalCause.QUEUE_FULL:
-            text = "Every replica is at its limits and the queue is full (routing.queue.max_requests). Try again."
-            answer = error(429, text, "rate_limit_error", "queue_full")
-        case RefusalCause.QUEUE_TIMEOUT:
-            text = "Every replica stayed at its limits (routing.queue.max_seconds). Try again."
-            answer = error(429, text, "rate_limit_error", "queue_timeout")
-    return answer._replace(retry_after=refusal.retry_after)
-
-
-def models(cards: Iterable[Mapping[str, object]]) -> Answer:
-    """The answer of /v1/models: each model's card once, as the first replica that serves it tells it."""
-    seen: dict[object, object] = {}
-    for served in cards:
-        for name, card in served.items():
-            seen.setdefault(name, card)
-    return Answer(200, msgspec.json.encode({"object": "list", "data": list(seen.values())}))
-
-
-def health(ready: int) -> Answer:
-    """The answer of /health."""
-    return Answer(200, b"") if ready else refused(Refusal(RefusalCause.NO_REPLICA, 1.0), None)
+def _multipart_model(body: bytes) -> str | None:
+    """The `model` field of a form, which is peeked at; the form itself is forwarded as it came."""
+    found = _MULTIPART_MODEL.search(body)
+    return found[1].decode("utf-8", "replace") if found else None

@@ -13,11 +13,14 @@ from typing import Protocol
 import msgspec
 
 from router.core.types import Usage
+from router.proxy.answers import Style, broken_event
 from router.proxy.wire import HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
 
 TAIL_PIECES = 4
 """Pieces kept for `usage`: vLLM ends a stream with usage, [DONE] and the last chunk, each in a write of its own."""
 
+_GENERATED = re.compile(rb"event: response\.(?!created|in_progress|queued)")
+_STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_LENGTH = HOP_BY_HOP | {b"content-length"}
 
@@ -94,16 +97,25 @@ class Relay:
         if data:
             self._sink.write(data)
 
+    def generates(self, data: bytes) -> bool:
+        """Whether `data`, of a streamed Responses answer, shows that generation has begun: vLLM sends the events
+        created, in_progress and queued before that (DESIGN section 4)."""
+        return _GENERATED.search(data) is not None
+
+    def stored_id(self) -> str | None:
+        """The id under which the replica stores this response; it stands in the first bytes of either form."""
+        found = _STORED_ID.search(self._response.pieces[0]) if self._response.pieces else None
+        return found[1].decode() if found else None
+
     def usage(self) -> Usage | None:
         """What the end of the answer says of tokens."""
         return read_usage(b"".join(self._tail))
 
-    def broken(self, message: str) -> None:
+    def broken(self, message: str, style: Style) -> None:
         """The replica is gone midway: say so inside a stream that stands between two chunks. The caller closes."""
         response = self._response
         kinds = [value for name, _, value in response.headers if name == b"content-type"]
         streams = bool(kinds) and kinds[0].startswith(b"text/event-stream")
         if streams and response.chunked and not response.in_chunk and not self._to_head:
-            error = {"error": {"message": message, "type": "server_error", "param": None, "code": "replica_lost"}}
-            event = b"data: %b\n\n" % msgspec.json.encode(error)
+            event = broken_event(message, "replica_lost", style)
             self._sink.write(event if self._dechunk else b"%x\r\n%b\r\n" % (len(event), event))

@@ -6,11 +6,16 @@ pipelining client sends ahead is kept, up to a bound, and reading stops there.
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from typing import cast
 
-from router.proxy import openai
-from router.proxy.exchange import Exchange, Proxy
+from router.core.record import Phase
+from router.core.types import Ask
+from router.proxy import answers
+from router.proxy.context import Proxy
+from router.proxy.exchange import Exchange
+from router.proxy.journal import Journal, Stage
 from router.proxy.wire import Request, RequestReader, WireError, response_head
 
 READ_AHEAD = 64 * 1024
@@ -84,11 +89,13 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
-        self._closes = True
         exchange, self._exchange = self._exchange, None
         self._requests.clear()
         if exchange is not None:
             exchange.client_left()
+        elif not self._closes and not self._reader.idle:
+            self._describe(0, None, Phase.UPLOADING)
+        self._closes = True
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -157,7 +164,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: WireError) -> None:
         """Answer what is no request, and close: where the next one would begin is not known."""
-        body = openai.error(error.status, str(error), "invalid_request_error", error.reason).body
+        body = answers.error(error.status, str(error), error.reason).body
         line = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
         self._transport.write(response_head(error.status, b"", [line]) + body)
         self._close()
+        self._describe(error.status, error.reason, None)
+
+    def _describe(self, status: int, rejected: str | None, left: Phase | None) -> None:
+        """Tell of a request that never became one."""
+        now = time.monotonic()
+        journal = Journal(self._proxy.request_id(), "other", now)
+        journal.status, journal.rejected, journal.left = status, rejected, left
+        journal.ended(Stage.PARSE, now)
+        self._proxy.describe(journal.record(Ask(None), now))

@@ -7,12 +7,15 @@ connection that the engine is closing is lost.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from typing import NamedTuple, Protocol, cast
 
 import httptools
 
 from router.proxy.wire import ResponseReader
+
+log = logging.getLogger("homing.proxy")
 
 IDLE_SECONDS = 3.0
 """uvicorn, under vLLM, closes after 5 s without a request; 3 s leaves two for a slow network and a paused router."""
@@ -36,11 +39,12 @@ class Address(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How a connection was lost: `written` whether the request had left whole, `reused` whether it had been idle."""
+    """How a connection was lost: `written` whether the request had left whole, `reused` whether it had been idle,
+    `garbled` whether what came was no HTTP."""
 
     written: bool
     reused: bool
-    reason: str
+    garbled: bool = False
 
 
 class Sender(Protocol):
@@ -121,7 +125,8 @@ class Connection(asyncio.Protocol):
         try:
             body = response.feed(data)
         except httptools.HttpParserError as error:
-            self._lose(f"not an HTTP response: {error}")
+            log.warning("replica at %s: not an HTTP response: %s", self._pool.address.host, error)
+            self._lose(garbled=True)
             self._transport.abort()
             return
         if response.status:
@@ -135,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
-        self._lose(str(exc) if exc else "the replica closed the connection")
+        self._lose()
 
     def _heard(self, response: ResponseReader, body: bytes) -> None:
         sender = self._sender
@@ -152,10 +157,10 @@ class Connection(asyncio.Protocol):
         if self._busy:
             response.pieces.clear()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, garbled: bool = False) -> None:
         sender, self._sender, self._busy = self._sender, None, False
         if sender is not None:
-            sender.on_lost(Loss(self._written, self._reused, reason))
+            sender.on_lost(Loss(self._written, self._reused, garbled))
 
 
 class Pool:

@@ -1,0 +1,103 @@
+"""What the router answers itself, in the shape of the API that was asked: errors, refusals, models, health."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from router.core.types import Refusal, RefusalCause
+
+
+class Style(StrEnum):
+    """Whose shapes an endpoint's errors and stream events have."""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+
+
+class Answer(NamedTuple):
+    """A JSON body, and in how many seconds to try again where that helps."""
+
+    status: int
+    body: bytes
+    retry_after: float | None = None
+
+
+_ANTHROPIC_KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"} | {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's error types by status; any other is an api_error. Never written to."""
+
+
+def error(
+    status: int, message: str, code: str, style: Style = Style.OPENAI, param: str | None = None, kind: str | None = None
+) -> Answer:
+    """An error; `code` is for programs, `message` names what to do, `kind` is OpenAI's coarse type."""
+    if style is Style.ANTHROPIC:
+        of = {"type": _ANTHROPIC_KINDS.get(status, "api_error"), "message": message}
+        return Answer(status, msgspec.json.encode({"type": "error", "error": of}))
+    if kind is None:
+        kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    of_openai = {"message": message, "type": kind, "param": param, "code": code}
+    return Answer(status, msgspec.json.encode({"error": of_openai}))
+
+
+def broken_event(message: str, code: str, style: Style) -> bytes:
+    """The event that ends a stream whose replica is gone, in the stream's own format."""
+    if style is Style.RESPONSES:
+        event = {"type": "error", "code": code, "message": message, "param": None}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
+    body = error(502, message, code, style).body
+    return b"event: error\ndata: %b\n\n" % body if style is Style.ANTHROPIC else b"data: %b\n\n" % body
+
+
+def refused(refusal: Refusal, model: str | None, style: Style = Style.OPENAI) -> Answer:
+    """A refusal as the client sees it: 404 for a model nobody serves, 503 when nobody is ready, 429 over capacity."""
+    match refusal.cause:
+        case RefusalCause.UNKNOWN_MODEL:
+            text = (
+                f"The model `{model}` does not exist: no replica serves it. GET /v1/models lists those that are served."
+            )
+            answer = error(404, text, "model_not_found", style, "model")
+        case RefusalCause.NO_REPLICA:
+            answer = error(503, "No replica is ready to take this request. Try again.", "no_replica", style)
+        case RefusalCause.QUEUE_FULL:
+            text = "Every replica is at its limits and the queue is full (routing.queue.max_requests). Try again."
+            answer = error(429, text, "queue_full", style)
+        case RefusalCause.QUEUE_TIMEOUT:
+            text = "Every replica stayed at its limits (routing.queue.max_seconds). Try again."
+            answer = error(429, text, "queue_timeout", style)
+    return answer._replace(retry_after=refusal.retry_after)
+
+
+def forbidden(path: str) -> Answer:
+    """Engine control, which one client could use to harm all others."""
+    text = (
+        f"{path} controls an engine and is not passed on: it would reach one replica of the fleet, whichever it is. "
+        "Call the replica itself, or allow it in the router's configuration: proxy.allow_paths."
+    )
+    return error(403, text, "forbidden_path", kind="permission_error")
+
+
+def models(cards: Iterable[Mapping[str, object]]) -> Answer:
+    """The answer of /v1/models: each model's card once, as the first replica that serves it tells it."""
+    seen: dict[object, object] = {}
+    for served in cards:
+        for name, card in served.items():
+            seen.setdefault(name, card)
+    return Answer(200, msgspec.json.encode({"object": "list", "data": list(seen.values())}))
+
+
+def health(ready: int) -> Answer:
+    """The answer of /health and /ping."""
+    return Answer(200, b"") if ready else refused(Refusal(RefusalCause.NO_REPLICA, 1.0), None)
+
+
+def version(version: str) -> Answer:
+    """The answer of /version."""
+    return Answer(200, msgspec.json.encode({"version": version}))

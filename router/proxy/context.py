@@ -1,0 +1,68 @@
+"""What every exchange of a worker uses."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from uuid import uuid4
+
+from router.core.fleet import Fleet
+from router.core.record import Record
+from router.core.types import ReplicaId
+from router.proxy.openai import Asker
+from router.proxy.upstream import Pool
+from router.proxy.waiting import Waiting
+
+MAX_STORED = 100_000
+"""Response ids whose replica is remembered: some 20 MB, an hour of 30 stored responses a second."""
+
+
+class Stored:
+    """Which replica stores a response: a bounded map from id to replica, the oldest forgotten first."""
+
+    def __init__(self, bound: int = MAX_STORED) -> None:
+        self._bound = bound
+        self._replicas: OrderedDict[str, ReplicaId] = OrderedDict()
+
+    def get(self, stored: str | None) -> ReplicaId | None:
+        """The replica; None for an id that is not known, which any engine refuses in its own words."""
+        return None if stored is None else self._replicas.get(stored)
+
+    def put(self, stored: str, replica: ReplicaId) -> None:
+        """Remember an id."""
+        self._replicas[stored] = replica
+        if len(self._replicas) > self._bound:
+            self._replicas.popitem(last=False)
+
+
+@dataclass
+class Proxy:
+    """One worker's data plane.
+
+    `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection;
+    `max_refusals` bounds sends that did no work and are followed by another.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    fleet: Fleet
+    asker: Asker
+    pools: Mapping[ReplicaId, Pool]
+    waiting: Waiting
+    rng: Random
+    describe: Callable[[Record], None]
+    unreachable: Callable[[ReplicaId], None]
+    version: str = ""
+    allow_paths: Collection[str] = ()
+    max_refusals: int = 3
+
+    def __post_init__(self) -> None:
+        self.stored = Stored()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._prefix = uuid4().hex[:16]
+        self._count = count(1)
+
+    def request_id(self) -> str:
+        """A new id: random for this process, counted within it."""
+        return f"{self._prefix}-{next(self._count):x}"
