@@ -6,6 +6,7 @@ blocks     bytes -> chain                         residency  who is believed to 
 ring       key -> order of replicas               backlog    load per replica, and what is learned of it
 recent     the window of recent requests          member     one replica: load, state, what its engine says
 fleet      the one mutable object: views, leases   lease      one request's hold on one replica
+explain    a decision, laid open
 record     what is known of a finished request   segments   chains as a tree, for residency and recent
 
 Whoever calls hands in `now` (monotonic seconds) and an `rng`. Nothing awaits between a view and the lease that

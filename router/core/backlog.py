@@ -14,6 +14,7 @@ What changes with time is estimated, beside the counters:
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.core.types import EngineSample, Reading, ReplicaId
@@ -40,6 +41,12 @@ def follow(old: float, sample: float, seen: int) -> float:
     """
     step = math.log(sample / old)
     return old * math.exp(max(0.1, 1 / (seen + 1)) * max(-0.7, min(0.7, step)))
+
+
+def mean_lin(known: Iterable[float | None]) -> float:
+    """lin*: mean seconds per prefill token over the replicas where it is known, DEFAULT_LIN where it is not at all."""
+    rates = [lin for lin in known if lin is not None]
+    return sum(rates) / len(rates) if rates else DEFAULT_LIN
 
 
 class Mean:
@@ -161,8 +168,9 @@ class Load:
 
     # What a policy reads.
 
-    def read(self, now: float, tau: float, depth: int, uncached: float, cold: float) -> Reading:
-        """Everything that a policy may know of this replica at `now`; the ask's own standing there is passed on."""
+    def read(self, now: float, tau: float, lin: float, depth: int, uncached: float, cold: float) -> Reading:
+        """What a policy may know of this replica at `now`. `lin` stands in for a rate not known yet; the ask's own
+        standing there (`depth`, `uncached`, `cold`) is passed on."""
         queued, backlog = self.unstarted, float(self.backlog_tokens)
         running, context = float(self.requests), float(self.context_tokens)
         if self._draining or self._drained_requests:
@@ -179,7 +187,7 @@ class Load:
         recent = self._recent and self._recent * math.exp((self._recent_at - now) / tau)
         return Reading(
             self.id, self.requests, queued, backlog, running, context, recent, usage,
-            self.lin, self.step, self.kv, depth, uncached, cold,
+            self.lin or lin, self.step, depth, uncached, cold,
         )  # fmt: skip
 
     def backlog(self, now: float) -> float:

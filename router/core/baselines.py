@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 
-from router.core.types import Ask, Candidate, Policy, Reason, Rng, View
+from router.core.types import Ask, Candidate, Lines, Policy, Reading, Reason, Rng, View
 
 
-class RoundRobin:
+class _Unscored:
+    def lines(self, replica: Reading, view: View) -> Lines | None:
+        return None
+
+
+class RoundRobin(_Unscored):
     """Each request to the next replica in turn, whatever it carries."""
 
     def __init__(self) -> None:
@@ -16,14 +21,14 @@ class RoundRobin:
         return Candidate(view.replicas[self._turn % len(view.replicas)].id, Reason.POLICY)
 
 
-class RandomChoice:
+class RandomChoice(_Unscored):
     """Each request to a random replica."""
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
         return Candidate(rng.choice(view.replicas).id, Reason.POLICY)
 
 
-class LeastRequests:
+class LeastRequests(_Unscored):
     """The replica with the fewest requests in flight; a tie is drawn."""
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
@@ -31,7 +36,7 @@ class LeastRequests:
         return Candidate(rng.choice([r.id for r in view.replicas if r.requests == least]), Reason.POLICY)
 
 
-class ConsistentHash:
+class ConsistentHash(_Unscored):
     """The ring's home of the prompt's first `depth` blocks, load or no load; the whole prompt where it is shorter."""
 
     def __init__(self, depth: int = 1) -> None:

@@ -6,19 +6,24 @@ when the replicas of its model have changed. A replica that goes down keeps its 
 only a new epoch, or leaving, ends them.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.core.backlog import Learned
+from router.core.backlog import Learned, mean_lin
 from router.core.blocks import BLOCK_BYTES
+from router.core.explain import Explained, Explanation
 from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
-from router.core.policy import mean_lin
-from router.core.recent import Recent
+from router.core.policy import most_common
+from router.core.recent import Key, Recent
 from router.core.residency import Residency
 from router.core.ring import Ring
 from router.core.types import (
+    NO_CUTS,
     Ask,
+    Candidate,
+    Cuts,
     EngineSample,
     Limit,
     Policy,
@@ -34,6 +39,8 @@ from router.core.types import (
 
 RETRY_AFTER_DOWN = 1.0
 """Seconds a client is told to wait when nobody is ready: one probe's interval."""
+
+NOBODY_READY = Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
 
 NOBODY: frozenset[ReplicaId] = frozenset()
 
@@ -68,7 +75,7 @@ class _Group:
 class _View:
     """types.View for one ask. Replicas are read at once, the ring only when a policy asks for an order."""
 
-    __slots__ = ("_ask", "_group", "_per_block", "cold", "kv", "output", "ready", "replicas", "tau", "tokens")
+    __slots__ = ("_ask", "_group", "_per_block", "cold", "kv", "lin", "output", "ready", "replicas", "tau", "tokens")
 
     def __init__(
         self, ask: Ask, group: _Group, eligible: Sequence[Replica], depths: dict[ReplicaId, int], block: int, now: float
@@ -84,12 +91,13 @@ class _View:
         tail = tokens - len(chain) * per_block
         self.cold = cold * per_block + tail
         self.kv = sum([member.kv for member in eligible]) / len(eligible)
+        lin = self.lin = mean_lin([member.lin for member in eligible])
         self.replicas = []
         for member in eligible:
             depth = depths.get(member.id, 0)
             uncached = max(1.0, tokens - depth * per_block)
             left = (cold - coldness.before(depth)) * per_block + tail if depth else self.cold
-            self.replicas.append(member.read(now, self.tau, depth, uncached, left))
+            self.replicas.append(member.read(now, self.tau, lin, depth, uncached, left))
 
     def cached(self, depth: int) -> int:
         """Prompt tokens in the first `depth` blocks."""
@@ -101,6 +109,21 @@ class _View:
     def order_at(self, depth: int) -> Sequence[ReplicaId]:
         chain = self._ask.chain
         return self._group.ring.order(chain[depth - 1] if len(chain) >= depth else self._ask.tail)
+
+
+def _answer(view: _View, picked: Candidate | Wait, cuts: Cuts, reason: Reason | None) -> Route | Wait:
+    """A policy's pick as the fleet's answer, with what the fleet itself had cut; `reason` overrules the policy's."""
+    cuts = {**cuts, **picked.cuts} if cuts else picked.cuts
+    if isinstance(picked, Wait):
+        return picked._replace(cuts=cuts)
+    depth = reachable = 0
+    for reading in view.replicas:
+        reachable = max(reachable, reading.depth)
+        if reading.id == picked.replica:
+            depth = reading.depth
+    return Route(
+        picked.replica, reason or picked.reason, round(view.tokens), view.cached(depth), view.cached(reachable), cuts
+    )
 
 
 class Fleet:
@@ -207,27 +230,39 @@ class Fleet:
         """Where this ask should go. `tried` are replicas that it has been sent to already."""
         group = self._group(ask.model)
         if group is None:
-            known = RefusalCause.UNKNOWN_MODEL if self._groups else RefusalCause.NO_REPLICA
-            return Refusal(known, None if self._groups else RETRY_AFTER_DOWN)
+            return Refusal(RefusalCause.UNKNOWN_MODEL) if self._groups else NOBODY_READY
         eligible, cuts = self._eligible(group, tried, ask.only, now)
         if not eligible:
-            if cuts:
-                return Wait(max(cuts, key=cuts.count), now, cuts)
-            return Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
-        depths = self._depths(ask, group)
-        view = _View(ask, group, eligible, depths, self._settings.block, now)
-        picked = self._policy.pick(ask, view, now, rng)
-        if isinstance(picked, Wait):
-            return picked._replace(cuts=[*cuts, *picked.cuts])
-        reachable = max([reading.depth for reading in view.replicas])
-        return Route(
-            picked.replica,
-            Reason.RETRY if tried else picked.reason,
-            round(view.tokens),
-            view.cached(depths.get(picked.replica, 0)),
-            view.cached(reachable),
-            [*cuts, *picked.cuts],
-        )
+            return Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
+        view = self._view(ask, group, eligible, now)
+        return _answer(view, self._policy.pick(ask, view, now, rng), cuts, Reason.RETRY if tried else None)
+
+    def explain(self, ask: Ask, now: float, rng: Rng) -> Explanation:
+        """What `route` would answer now, and why. Nothing changes: not even a round robin's turn."""
+        group = self._group(ask.model)
+        if group is None:
+            return Explanation(ask, 0, Key(0, 0), (), (), self.route(ask, now, rng))
+        key = group.recent.key(ask.chain, ask.tail)
+        eligible, cuts = self._eligible(group, NOBODY, ask.only, now)
+        view = self._view(ask, group, eligible, now) if eligible else None
+        policy = copy.copy(self._policy)
+        decision: Route | Wait | Refusal = Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
+        if view is not None:
+            decision = _answer(view, policy.pick(ask, view, now, rng), cuts, None)
+        cuts = NO_CUTS if isinstance(decision, Refusal) else decision.cuts
+        readings = {reading.id: reading for reading in view.replicas} if view else {}
+        candidates = []
+        for member in group.members:
+            reading = readings.get(member.id)
+            lines = policy.lines(reading, view) if reading and view else None
+            cached = view.cached(reading.depth) if reading and view else 0
+            state = member.state_now(now)
+            candidates.append(Explained(member.id, state, cuts.get(member.id), cached, reading, lines))
+        tokens = round(view.tokens) if view else 0
+        return Explanation(ask, tokens, key, group.ring.order(key.hash), candidates, decision)
+
+    def _view(self, ask: Ask, group: _Group, eligible: Sequence[Replica], now: float) -> _View:
+        return _View(ask, group, eligible, self._depths(ask, group), self._settings.block, now)
 
     def lease(self, route: Route, ask: Ask, now: float) -> Lease:
         """Take a route: charge its replica and place the chain there. The caller owns the lease and must end it."""
@@ -245,10 +280,10 @@ class Fleet:
 
     def _eligible(
         self, group: _Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
-    ) -> tuple[list[Replica], list[Limit]]:
+    ) -> tuple[list[Replica], Cuts]:
         """The replicas that may get the ask, and what cut each of the other ready ones."""
         eligible: list[Replica] = []
-        cuts: list[Limit] = []
+        cuts: dict[ReplicaId, Limit] = {}
         most, stall = self._settings.max_concurrency, self._settings.stall
         for member in group.ready:
             if member.id in tried or (only is not None and member.id != only):
@@ -257,7 +292,7 @@ class Fleet:
             if cut is None:
                 eligible.append(member)
             else:
-                cuts.append(cut)
+                cuts[member.id] = cut
         return eligible, cuts
 
     def _depths(self, ask: Ask, group: _Group) -> dict[ReplicaId, int]:

@@ -16,11 +16,10 @@ whose score is within `home_slack` of the least: home, so that routers agree wit
 Hard limits are applied first; when they cut everybody the answer is to wait.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from router.core.backlog import DEFAULT_LIN
-from router.core.types import Ask, Candidate, Limit, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import Ask, Candidate, Cuts, Limit, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
 
 MAX_PREFILL_LOAD = 0.95
 """y / (1 - y) must stay finite: at 0.95 an output token takes 20 steps' time."""
@@ -55,12 +54,6 @@ class Weights:
     tie: float = 0.005
 
 
-def mean_lin(known: Iterable[float | None]) -> float:
-    """lin*: mean seconds per prefill token over the replicas where it is known, DEFAULT_LIN where it is not at all."""
-    rates = [lin for lin in known if lin is not None]
-    return sum(rates) / len(rates) if rates else DEFAULT_LIN
-
-
 class PrefixAffinity:
     """The rule above. Stateless: all that it knows is in the view."""
 
@@ -70,11 +63,10 @@ class PrefixAffinity:
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait:
         """The best replica within the limits, or Wait for the limit that cut the most."""
-        lin = mean_lin([replica.lin for replica in view.replicas])
-        uncut, cuts = self._within_limits(view.replicas, lin)
+        uncut, cuts = self.within_limits(view)
         if not uncut:
-            return Wait(max(cuts, key=cuts.count), now, cuts)
-        scores = {replica.id: sum(self.lines(replica, view, lin)) for replica in uncut}
+            return Wait(most_common(cuts), now, cuts)
+        scores = {replica.id: sum(self.lines(replica, view)) for replica in uncut}
         if not ask.size:
             return Candidate(_least(scores, rng), Reason.PASSTHROUGH, cuts)
         if len(view.replicas) == 1:
@@ -82,28 +74,31 @@ class PrefixAffinity:
         chosen = self._choose(scores, view)
         return Candidate(chosen, _reason(chosen, view), cuts)
 
-    def lines(self, replica: Reading, view: View, lin: float) -> tuple[float, float, float, float]:
-        """The score's four lines in seconds, in the order of this file's head; `lin` is lin*."""
+    def lines(self, replica: Reading, view: View) -> Lines:
+        """The score's four lines in seconds, in the order of this file's head."""
         weights = self._weights
-        own = replica.lin or lin
+        lin = replica.lin
         decode = weights.decode * view.output
-        y = min(MAX_PREFILL_LOAD, own * replica.recent / view.tau)
+        y = min(MAX_PREFILL_LOAD, lin * replica.recent / view.tau)
         return (
-            (replica.backlog + replica.uncached) * own,
-            weights.stickiness * replica.cold * lin,
+            (replica.backlog + replica.uncached) * lin,
+            weights.stickiness * replica.cold * view.lin,
             decode * view.kv * (replica.context + replica.running * view.tokens),
             decode * replica.step * y / (1.0 - y),
         )
 
-    def _within_limits(self, replicas: Sequence[Reading], lin: float) -> tuple[Sequence[Reading], Sequence[Limit]]:
-        """The replicas that no hard limit cuts, and for each of the others the limit that did."""
-        waits = [replica.backlog * (replica.lin or lin) for replica in replicas]
-        least = min(waits)
-        found = [self._limits.cut(replica, wait - least) for replica, wait in zip(replicas, waits, strict=True)]
-        if not any(found):
-            return replicas, ()
-        uncut = [replica for replica, cut in zip(replicas, found, strict=True) if cut is None]
-        return uncut, [cut for cut in found if cut is not None]
+    def within_limits(self, view: View) -> tuple[list[Reading], Cuts]:
+        """The replicas that no hard limit cuts, and what cut each of the others."""
+        least = min([replica.backlog * replica.lin for replica in view.replicas])
+        uncut: list[Reading] = []
+        cuts: dict[ReplicaId, Limit] = {}
+        for replica in view.replicas:
+            cut = self._limits.cut(replica, replica.backlog * replica.lin - least)
+            if cut is None:
+                uncut.append(replica)
+            else:
+                cuts[replica.id] = cut
+        return uncut, cuts
 
     def _choose(self, scores: dict[ReplicaId, float], view: View) -> ReplicaId:
         """The least score, or the first in ring order of those near enough to it."""
@@ -111,6 +106,12 @@ class PrefixAffinity:
         bar = min(scores.values()) + (self._weights.tie if cold_is_held else self._weights.home_slack)
         near = [replica for replica, score in scores.items() if score <= bar]
         return near[0] if len(near) == 1 else _first(view.order(), near)
+
+
+def most_common(cuts: Cuts) -> Limit:
+    """The limit that cut the most replicas."""
+    limits = list(cuts.values())
+    return max(limits, key=limits.count)
 
 
 def _reason(chosen: ReplicaId, view: View) -> Reason:

@@ -93,12 +93,18 @@ class Ask(NamedTuple):
     only: ReplicaId | None = None
 
 
+Cuts = Mapping[ReplicaId, Limit]
+"""What cut each replica that is ready and yet may not get an ask."""
+
+NO_CUTS: Cuts = {}
+
+
 class Candidate(NamedTuple):
-    """The replica that a policy would send the ask to; `cuts` names a limit for each replica that one cut."""
+    """The replica that a policy would send the ask to."""
 
     replica: ReplicaId
     reason: Reason
-    cuts: Sequence[Limit] = ()
+    cuts: Cuts = NO_CUTS
 
 
 class Route(NamedTuple):
@@ -113,7 +119,7 @@ class Route(NamedTuple):
     tokens: int
     cached: int
     reachable: int
-    cuts: Sequence[Limit] = ()
+    cuts: Cuts = NO_CUTS
 
 
 class Wait(NamedTuple):
@@ -121,7 +127,7 @@ class Wait(NamedTuple):
 
     limit: Limit
     since: float
-    cuts: Sequence[Limit] = ()
+    cuts: Cuts = NO_CUTS
 
 
 class Refusal(NamedTuple):
@@ -157,10 +163,10 @@ class EngineSample(NamedTuple):
 class Reading(NamedTuple):
     """One replica at the moment of a pick, with the ask's own standing there. Requests, prompt tokens, seconds.
 
-    `lin` is seconds per prefill token (None while nothing is known), `step` seconds of a decode step without context,
-    `kv` what a token of context adds to it. `recent` is the uncached tokens dispatched, decayed over tau. Others'
-    load, as far as engines show it, is in. Of the ask, `depth` blocks are believed resident there, `uncached` tokens
-    are not, and `cold` of these are not hot either.
+    `lin` is seconds per prefill token (the mean of the others while it is not known), `step` seconds of a decode step
+    without context, `recent` the uncached tokens dispatched, decayed over tau. Others' load, as far as engines show
+    it, is in. Of the ask, `depth` blocks are believed resident there, `uncached` tokens are not, and `cold` of these
+    are not hot either.
     """
 
     id: ReplicaId
@@ -171,9 +177,8 @@ class Reading(NamedTuple):
     context: float
     recent: float
     kv_usage: float | None
-    lin: float | None
+    lin: float
     step: float
-    kv: float
     depth: int
     uncached: float
     cold: float
@@ -203,6 +208,11 @@ class View(Protocol):
         ...
 
     @property
+    def lin(self) -> float:
+        """lin*: mean seconds per prefill token over these replicas."""
+        ...
+
+    @property
     def kv(self) -> float:
         """kv*: mean seconds that a token of context adds to a decode step, over these replicas."""
         ...
@@ -226,7 +236,15 @@ class View(Protocol):
         ...
 
 
+Lines = tuple[float, float, float, float]
+"""A score's lines in seconds; which they are is the policy's to say (policy.py for the default)."""
+
+
 class Policy(Protocol):
-    """The one verb. The view's replicas are never empty; the answer names one of them."""
+    """The one verb, and what explains it. The view's replicas are never empty; the answer names one of them."""
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait: ...
+
+    def lines(self, replica: Reading, view: View) -> Lines | None:
+        """What the replica's score is made of; None for a policy that does not score."""
+        ...

@@ -1,6 +1,7 @@
 """What every exchange of a worker uses."""
 
 import asyncio
+import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class Proxy:
     """One worker's data plane.
 
     `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection;
-    `max_refusals` bounds sends that did no work and are followed by another.
+    `max_refusals` bounds sends that did no work and are followed by another; who knows the `token` may have a live
+    request's route explained, without one nobody may.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -56,12 +58,17 @@ class Proxy:
     version: str = ""
     allow_paths: Collection[str] = ()
     max_refusals: int = 3
+    token: bytes | None = None
 
     def __post_init__(self) -> None:
         self.stored = Stored()
         self.tasks: set[asyncio.Task[None]] = set()
         self._prefix = uuid4().hex[:16]
         self._count = count(1)
+
+    def may_debug(self, token: bytes | None) -> bool:
+        """Whether this token is the admin's; compared in constant time."""
+        return self.token is not None and token is not None and hmac.compare_digest(token, self.token)
 
     def request_id(self) -> str:
         """A new id: random for this process, counted within it."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from router.core.lease import Lease
 from router.core.record import Phase, UpstreamError
 from router.core.types import Ask, Outcome, Refusal, RefusalCause, ReplicaId, Route, Usage, Wait
-from router.proxy import answers, openai
+from router.proxy import answers, explaining, openai
 from router.proxy.answers import Answer, Style
 from router.proxy.context import Proxy
 from router.proxy.journal import Journal, Stage
@@ -55,8 +55,9 @@ class Exchange:
     """One request between a client and the replica that serves it; `paused` when the client is not reading now."""
 
     __slots__ = (
-        "_ask", "_client", "_connecting", "_connection", "_endpoint", "_fresh", "_id", "_journal", "_lease", "_over",
-        "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_tried", "_unworked", "_waits",
+        "_ask", "_client", "_connecting", "_connection", "_endpoint", "_explained", "_fresh", "_id", "_journal",
+        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_tried", "_unworked",
+        "_waits",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, client: Client, request: Request, paused: bool) -> None:
@@ -74,6 +75,7 @@ class Exchange:
         self._unworked = self._resends = 0
         self._waits = self._over = self._fresh = False
         self._paused = paused
+        self._explained = b""
 
     def start(self) -> None:
         """Answer, or find a replica."""
@@ -116,9 +118,13 @@ class Exchange:
 
     def try_route(self) -> bool:
         """waiting.Waiter: route, and go on unless the answer is to wait."""
+        if self._proxy.may_debug(self._request.token):
+            self._explained = explaining.header(self._proxy, self._ask)
         now = time.monotonic()
         decision = self._proxy.fleet.route(self._ask, now, self._proxy.rng, self._tried)
         if isinstance(decision, Wait):
+            if not self._waits:
+                self._journal.cut(decision.cuts.values())
             return False
         if self._waits:
             self._waits = False
@@ -145,7 +151,7 @@ class Exchange:
         self._route = route
         journal.reason = route.reason
         if route.cuts:
-            journal.cut(route.cuts)
+            journal.cut(route.cuts.values())
         self._lease = proxy.fleet.lease(route, self._ask, now)
         journal.ended(Stage.PICK, time.monotonic())
         pool = proxy.pools[route.replica]
@@ -241,7 +247,7 @@ class Exchange:
             f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
             f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {self._id}\r\n"
         )
-        return Relay(self._request, response, (ours.encode("latin-1"),), self._client)
+        return Relay(self._request, response, (ours.encode("latin-1"), self._explained), self._client)
 
     def _refused(self, response: ResponseReader, now: float) -> bool:
         """The replica is full: no failure. True when the request goes on to another one or into the queue."""

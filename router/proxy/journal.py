@@ -3,7 +3,7 @@
 Notes cost a subtraction or an append; everything else is left to whoever takes the record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from enum import IntEnum
 
 from router.core.lease import Settled
@@ -49,7 +49,7 @@ class Journal:
         self._stages[stage] = (self._stages[stage] or 0.0) + now - self._since
         self._since = now
 
-    def cut(self, cuts: Sequence[Limit]) -> None:
+    def cut(self, cuts: Iterable[Limit]) -> None:
         """Limits cut replicas from this request's choice."""
         self._cuts.extend(cuts)
 

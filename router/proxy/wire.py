@@ -19,8 +19,8 @@ HOP_BY_HOP = frozenset(
 )
 """Fields of one connection, never forwarded (RFC 9110 section 7.6.1); those named in Connection come on top."""
 
-NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-"""Fields of a request that stay here: of this hop, or written anew."""
+NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-homing-debug", b"x-homing-token"}
+"""Fields of a request that stay here: of this hop, written anew, or meant for the router."""
 
 BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 """Methods whose request says nothing of a length when it has no body (RFC 9110 section 8.6)."""
@@ -41,7 +41,8 @@ class WireError(Exception):
 
 
 class Request(NamedTuple):
-    """A whole request, its target as the client sent it; `id` is what it calls itself in x-request-id."""
+    """A whole request, its target as the client sent it. `id` is what it calls itself in x-request-id, `token` the
+    x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained."""
 
     method: bytes
     target: bytes
@@ -50,6 +51,7 @@ class Request(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     id: bytes | None
+    token: bytes | None = None
 
     @property
     def path(self) -> str:
@@ -66,6 +68,7 @@ class RequestReader:
         self._done: list[Request] = []
         self._head_size = 0
         self._id: bytes | None = None
+        self._token: bytes | None = None
         self._version = ""
         self.wants_continue = False
         self.on_message_begin()
@@ -117,6 +120,7 @@ class RequestReader:
         self._version = self._parser.get_http_version()
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
+        self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
         self.wants_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         hosts = [name for name, _, _ in self._headers].count(b"host")
         if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
@@ -145,6 +149,7 @@ class RequestReader:
                 modern and self._parser.should_keep_alive(),
                 not modern,
                 self._id,
+                self._token,
             )
         )
         self._begun = self._headed = self.wants_continue = False
