@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test load lint lock clean
+.PHONY: run test load compiled lock clean
 
 run: $(VENV)/.run  ## four simulated replicas and one router, until Ctrl-C
 	$(BIN)/homing demo
@@ -18,6 +18,14 @@ test: $(VENV)/.dev  ## everything that CI runs
 
 load: $(VENV)/.dev  ## Locust, one minute, round_robin and prefix_affinity in turn
 	$(BIN)/python -m loadtests.locust_compare
+
+compiled: $(VENV)/.dev  ## .venv-compiled: core and proxy as C (takes a C compiler); what the benchmarks and the image run
+	rm -rf .venv-compiled build/wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	  --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv .venv-compiled
+	.venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.txt
+	.venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check --no-deps build/wheel/homing-*.whl
 
 # The locks hold hashes and no index address, so that they serve on any network. `uv` is needed only here.
 lock:
@@ -40,4 +48,4 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-compiled build
