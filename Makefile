@@ -19,10 +19,12 @@ test: $(VENV)/.dev  ## everything that CI runs
 load: $(VENV)/.dev  ## Locust, one minute, round_robin and prefix_affinity in turn
 	$(BIN)/python -m loadtests.locust_compare
 
+# Built from a copy: the compiler leaves its libraries beside the sources, where they would shadow later edits.
 compiled: $(VENV)/.dev  ## .venv-compiled: core and proxy as C (takes a C compiler); what the benchmarks and the image run
-	rm -rf .venv-compiled build/wheel
+	rm -rf .venv-compiled build && mkdir -p build/source
+	cp -r pyproject.toml README.md LICENSE router replica loadtests build/source/
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
-	  --no-build-isolation --no-deps --wheel-dir build/wheel .
+	  --no-build-isolation --no-deps --wheel-dir build/wheel build/source
 	$(PYTHON) -m venv .venv-compiled
 	.venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.txt
 	.venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check --no-deps build/wheel/homing-*.whl

@@ -199,9 +199,7 @@ class Exchange:
         if data:
             self._heard(relay, lease, response.status, data, now)
         relay.pass_on(data)
-        if response.excess:
-            self._broken()
-        elif response.complete:
+        if response.complete:
             failed = response.status >= 500
             error = UpstreamError.STATUS_5XX if failed else None
             self._end(Outcome.FAILED if failed else Outcome.OK, relay.usage(), error=error)
@@ -321,7 +319,7 @@ class Exchange:
         if self._connection is not None:
             self._connection.pause(paused)
 
-    def _broken(self, error: UpstreamError = UpstreamError.PROTOCOL) -> None:
+    def _broken(self, error: UpstreamError) -> None:
         """Midway: what the client has is not whole, and it must see that."""
         assert self._relay is not None
         self._drop_connection()

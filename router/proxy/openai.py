@@ -16,7 +16,9 @@ from router.core import prompt
 from router.core.blocks import chain
 from router.core.prompt import NoPrompt, Prompt
 from router.core.types import Ask
+from router.proxy import shapes
 from router.proxy.answers import Style
+from router.proxy.shapes import Fields
 
 
 class Use(StrEnum):
@@ -30,25 +32,6 @@ class Use(StrEnum):
     VERSION = "version"  # answered
     CONTROL = "control"  # refused: engine control
     LOAD = "load"  # anything else: least loaded, whatever its model
-
-
-class Fields(msgspec.Struct):
-    """The fields of a body that routing needs. Their values are whatever the client sent."""
-
-    model: Any = None
-    messages: Any = None
-    prompt: Any = None
-    input: Any = None
-    instructions: Any = None
-    system: Any = None
-    query: Any = None
-    text_1: Any = None
-    tools: Any = None
-    stream: Any = None
-    cache_salt: Any = None
-    chat_template_kwargs: Any = None
-    reasoning_effort: Any = None
-    previous_response_id: Any = None
 
 
 class Endpoint(NamedTuple):
@@ -142,7 +125,6 @@ OTHER = Endpoint("other", Use.LOAD)
 
 _PREFIXES = (("/v1/responses/", _STORED), ("/v1/audio/", _AUDIO), ("/reset_", _CONTROL))
 
-_DECODER = msgspec.json.Decoder(Fields)
 _MULTIPART_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _STORED_ID = re.compile(r"/v1/responses/([^/]+)")
 
@@ -183,9 +165,8 @@ class Asker:
         """What routing needs to know; an ask without a model or a prompt for what cannot be read."""
         if to.use is Use.LOAD:
             return Reading(Ask(None))
-        try:
-            fields = _DECODER.decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        fields = shapes.fields(body)
+        if fields is None:
             return Reading(Ask(_multipart_model(body)))
         model = fields.model if isinstance(fields.model, str) else None
         previous = fields.previous_response_id if isinstance(fields.previous_response_id, str) else None

@@ -1,7 +1,7 @@
 """Pumps one response to its client: head edited, body bytes passed through as they came.
 
 Two things are looked for, and never by decoding each event: the first body byte (the first token, where the answer is
-a good one) and `usage`, searched once, at the end, in the last pieces. When the upstream dies midway the client sees
+a good one) and `usage`, searched once, at the end, in the last bytes. When the upstream dies midway the client sees
 it: an `error` event in a stream that stands between two chunks, and in any case a connection closed without an end.
 """
 
@@ -10,32 +10,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from router.core.types import Usage
+from router.proxy import shapes
 from router.proxy.answers import Style, broken_event
 from router.proxy.wire import HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
 
-TAIL_PIECES = 4
-"""Pieces kept for `usage`: vLLM ends a stream with usage, [DONE] and the last chunk, each in a write of its own."""
+TAIL = 16 * 1024
+"""Bytes of an answer's end in which `usage` is looked for, and at most one read more. It is the last event but [DONE]
+of a stream, and stands near the end of an answer in one piece; a network may cut either at every byte."""
 
 _GENERATED = re.compile(rb"event: response\.(?!created|in_progress|queued)")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_LENGTH = HOP_BY_HOP | {b"content-length"}
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-_DECODER = msgspec.json.Decoder(_Usage)
 
 
 class Sink(Protocol):
@@ -49,12 +36,7 @@ def read_usage(tail: bytes) -> Usage | None:
     found = _USAGE.findall(tail)
     if not found:
         return None
-    try:
-        usage = _DECODER.decode(found[-1])
-    except msgspec.MsgspecError:
-        return None
-    details = usage.prompt_tokens_details
-    return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+    return shapes.usage(found[-1])
 
 
 class Relay:
@@ -63,7 +45,8 @@ class Relay:
     def __init__(self, request: Request, response: ResponseReader, extra: Sequence[bytes], sink: Sink) -> None:
         self._response = response
         self._sink = sink
-        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
         self._to_head = request.method == b"HEAD"
         self._left = response.length
         unframed = response.length is None and not response.chunked and response.status not in {204, 304}
@@ -80,7 +63,7 @@ class Relay:
     def pass_on(self, data: bytes) -> None:
         """Write what just arrived. `data` is body bytes on the wire; the decoded pieces are the response's."""
         pieces = self._response.pieces
-        self._tail.extend(pieces[-TAIL_PIECES:])
+        self._remember(pieces)
         if self._to_head:
             data = b""
         elif self._dechunk:
@@ -106,6 +89,14 @@ class Relay:
         """The id under which the replica stores this response; it stands in the first bytes of either form."""
         found = _STORED_ID.search(self._response.pieces[0]) if self._response.pieces else None
         return found[1].decode() if found else None
+
+    def _remember(self, pieces: Sequence[bytes]) -> None:
+        """Keep the pieces that the last TAIL bytes reach into."""
+        tail = self._tail
+        tail.extend(pieces)
+        self._tail_size += sum(map(len, pieces))
+        while tail and self._tail_size - len(tail[0]) >= TAIL:
+            self._tail_size -= len(tail.popleft())
 
     def usage(self) -> Usage | None:
         """What the end of the answer says of tokens."""

@@ -1,9 +1,11 @@
 """HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
 
-httptools (llhttp) parses heads and framing; what it leaves open is checked here: exactly one Host, no transfer coding
-but `chunked`, none in HTTP/1.0, bounded head and body, no Upgrade. Nothing here knows of sockets, routes or models.
+httptools (llhttp) parses heads and framing; what it leaves open is checked here: the version, exactly one Host, no
+transfer coding but `chunked`, none in HTTP/1.0, bounded head and body, no Upgrade. Nothing here knows of sockets,
+routes or models.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -28,7 +30,13 @@ BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 MAX_HEAD = 64 * 1024
 """Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
 
+VERSIONS = frozenset(("1.0", "1.1"))
+"""llhttp lets 0.9 and 2.0 pass in a request line."""
+
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+_AUTHORITY = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 
 
 class WireError(Exception):
@@ -41,7 +49,7 @@ class WireError(Exception):
 
 
 class Request(NamedTuple):
-    """A whole request, its target as the client sent it. `id` is what it calls itself in x-request-id, `token` the
+    """A whole request, its target in origin form. `id` is what it calls itself in x-request-id, `token` the
     x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained."""
 
     method: bytes
@@ -66,7 +74,7 @@ class RequestReader:
         self._max_body = max_body
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Request] = []
-        self._head_size = 0
+        self._unused = 0
         self._id: bytes | None = None
         self._token: bytes | None = None
         self._version = ""
@@ -80,8 +88,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; returns the requests that they complete. Raises WireError."""
-        if not self._headed:
-            self._head_size += len(data)
+        self._unused += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
@@ -92,8 +99,8 @@ class RequestReader:
             raise
         except httptools.HttpParserError as error:
             raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
-        if not self._headed and self._head_size > MAX_HEAD:
-            raise WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
+        if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
+            raise self._head_too_large()
         done, self._done = self._done, []
         return done
 
@@ -115,9 +122,13 @@ class RequestReader:
             self._headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
+        if self._unused > MAX_HEAD and self._head_size() > MAX_HEAD:
+            raise self._head_too_large()
         self._headed = True
-        self._head_size = 0
+        self._unused = 0
         self._version = self._parser.get_http_version()
+        if self._version not in VERSIONS:
+            raise WireError(505, "bad_request", "this server speaks HTTP/1.1")
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
@@ -125,13 +136,14 @@ class RequestReader:
         hosts = [name for name, _, _ in self._headers].count(b"host")
         if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
             raise WireError(400, "bad_request", "a request names exactly one Host")
-        coding = fields.get(b"transfer-encoding")
-        if coding is not None and (coding.strip().lower() != b"chunked" or self._version == "1.0"):
+        codings = [value.strip().lower() for name, _, value in self._headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or self._version == "1.0"):
             raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
         if int(fields.get(b"content-length", 0)) > self._max_body:
             raise self._too_large()
 
     def on_body(self, body: bytes) -> None:
+        self._unused = 0
         self._body_size += len(body)
         if self._body_size > self._max_body:
             raise self._too_large()
@@ -143,7 +155,7 @@ class RequestReader:
         self._done.append(
             Request(
                 self._parser.get_method(),
-                self._url,
+                self._url if self._url.startswith(b"/") else _origin_form(self._url),
                 self._headers,
                 pieces[0] if len(pieces) == 1 else b"".join(pieces),
                 modern and self._parser.should_keep_alive(),
@@ -153,7 +165,14 @@ class RequestReader:
             )
         )
         self._begun = self._headed = self.wants_continue = False
+        self._unused = 0
         self._pieces = []
+
+    def _head_size(self) -> int:
+        return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
+
+    def _head_too_large(self) -> WireError:
+        return WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
 
     def _too_large(self) -> WireError:
         return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
@@ -164,7 +183,7 @@ class ResponseReader:
 
     `begin` makes ready for the next, then `feed` takes bytes. `status` is 0 until the head is whole; `pieces` holds
     the decoded body bytes since the reader was last told to forget them. One reader serves a connection's whole life,
-    because making a parser costs more than parsing a head.
+    because making a parser costs more than parsing a head. A second response to one request is an error.
     """
 
     def __init__(self) -> None:
@@ -178,11 +197,12 @@ class ResponseReader:
         """Expect the response to one request; a response to HEAD has no body whatever its head says."""
         self._to_head = to_head
         self._head = b""
+        self._end = b"\r\n"
         self._interim = 0
         self.status = 0
         self.phrase = b""
         self.headers: Headers = []
-        self.complete = self.excess = self.chunked = self.in_chunk = False
+        self.complete = self.excess = self.chunked = self._chunk_open = False
         self.length: int | None = None
         self.pieces.clear()
 
@@ -191,12 +211,21 @@ class ResponseReader:
 
         Raises httptools.HttpParserError for what is no HTTP response.
         """
-        if self.status:
+        headed = self.has_head()
+        try:
             self._parser.feed_data(data)
-            return data
-        self._head += data
-        self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            raise httptools.HttpParserError("it switches protocols") from error
+        body = data if headed else self._behind_head(data)
+        self._end = body[-2:] if len(body) > 1 else (self._end + body)[-2:]
+        return body
+
+    def _behind_head(self, data: bytes) -> bytes:
+        """What follows the head in all that has come so far; nothing while the head is not whole."""
+        self._head += data if self._head else data.lstrip(b"\r\n")  # The parser skips empty lines, too.
         if not self.has_head():
+            if len(self._head) > MAX_HEAD:
+                raise httptools.HttpParserError(f"its head is larger than {MAX_HEAD} bytes")
             return b""
         head, self._head = self._head, b""
         start = 0
@@ -210,6 +239,11 @@ class ResponseReader:
     def has_head(self) -> bool:
         """Whether the head is whole."""
         return self.status != 0
+
+    @property
+    def in_chunk(self) -> bool:
+        """Whether the body on the wire stands within a chunk or its size line, where nothing may be put in."""
+        return self._chunk_open or self._end != b"\r\n"
 
     def eof(self) -> None:
         """The peer closed: the end of a body that has no other end."""
@@ -225,7 +259,7 @@ class ResponseReader:
 
     def on_message_begin(self) -> None:
         if self.complete:
-            self.excess = True
+            raise httptools.HttpParserError("it answers more than was asked")
         self.headers = []
 
     def on_status(self, phrase: bytes) -> None:
@@ -249,14 +283,24 @@ class ResponseReader:
                 self.length = int(value)
 
     def on_chunk_header(self) -> None:
-        self.in_chunk = True
+        self._chunk_open = True
 
     def on_chunk_complete(self) -> None:
-        self.in_chunk = False
+        self._chunk_open = False
 
     def on_message_complete(self) -> None:
         if self.status:
             self.complete = True
+
+
+def _origin_form(target: bytes) -> bytes:
+    """A target as it goes on: without the scheme and authority that a client of a forward proxy writes (RFC 9112
+    section 3.2.2 has servers take them); `*` as it is."""
+    found = _AUTHORITY.match(target)
+    if found is None:
+        return target
+    rest = target[found.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:

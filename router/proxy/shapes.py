@@ -1,0 +1,73 @@
+"""The JSON that the router reads: a few fields of a request's body, and an answer's usage.
+
+msgspec skips what is not named here without building it. This file is never compiled: msgspec reads the annotations.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from router.core.types import Usage
+
+Tokens = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Fields(msgspec.Struct):
+    """The fields of a body that routing needs. Their values are whatever the client sent."""
+
+    model: Any = None
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+    instructions: Any = None
+    system: Any = None
+    query: Any = None
+    text_1: Any = None
+    tools: Any = None
+    stream: Any = None
+    cache_salt: Any = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    previous_response_id: Any = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+
+
+class _Usage(msgspec.Struct):
+    """OpenAI's two forms (chat and responses) and Anthropic's."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: Tokens | None = None
+
+
+_FIELDS = msgspec.json.Decoder(Fields)
+_USAGE = msgspec.json.Decoder(_Usage)
+
+
+def fields(body: bytes) -> Fields | None:
+    """The fields of a JSON object; None for a body that is none, or that nests beyond what can be read."""
+    try:
+        return _FIELDS.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def usage(data: bytes) -> Usage | None:
+    """A usage object; None for one of another form."""
+    try:
+        of = _USAGE.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    if of.input_tokens is None:
+        details, prompt, output = of.prompt_tokens_details, of.prompt_tokens, of.completion_tokens
+    else:
+        details, prompt, output = of.input_tokens_details, of.input_tokens, of.output_tokens
+    cached = of.cache_read_input_tokens if details is None else details.cached_tokens
+    return Usage(prompt, output, cached)
