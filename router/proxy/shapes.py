@@ -9,7 +9,7 @@ import msgspec
 
 from router.core.types import Usage
 
-Tokens = Annotated[int, msgspec.Meta(ge=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Fields(msgspec.Struct):

@@ -40,10 +40,11 @@ class Address(NamedTuple):
 
 class Loss(NamedTuple):
     """How a connection was lost: `written` whether the request had left whole, `reused` whether it had been idle,
-    `garbled` whether what came was no HTTP."""
+    `begun` whether a byte of an answer had come, `garbled` whether what came was no HTTP."""
 
     written: bool
     reused: bool
+    begun: bool = False
     garbled: bool = False
 
 
@@ -69,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._written = True
         self._reused = False
+        self._begun = False
         self.idle_since = 0.0
         self._transport: asyncio.Transport
 
@@ -76,6 +78,7 @@ class Connection(asyncio.Protocol):
         """Send one request; `sender` hears of the response until it is complete or the connection lost."""
         self._sender = sender
         self._busy = True
+        self._begun = False
         self._response.begin(to_head)
         if body:
             self._transport.writelines((head, body))
@@ -122,6 +125,7 @@ class Connection(asyncio.Protocol):
         if not self._busy:
             self._transport.abort()  # Bytes that nobody asked for.
             return
+        self._begun = True
         try:
             body = response.feed(data)
         except httptools.HttpParserError as error:
@@ -150,8 +154,10 @@ class Connection(asyncio.Protocol):
             if response.keep_alive() and self._written and not self.closing:
                 self._pool.keep(self)
                 self._reused = True
-            else:
+            elif self._written:
                 self._transport.close()
+            else:
+                self._transport.abort()  # Closing would wait for a replica that may never read the rest.
         if sender is not None:
             sender.on_response(response, body)
         if self._busy:
@@ -160,7 +166,7 @@ class Connection(asyncio.Protocol):
     def _lose(self, garbled: bool = False) -> None:
         sender, self._sender, self._busy = self._sender, None, False
         if sender is not None:
-            sender.on_lost(Loss(self._written, self._reused, garbled))
+            sender.on_lost(Loss(self._written, self._reused, self._begun, garbled))
 
 
 class Pool:

@@ -35,7 +35,7 @@ class Waiting:
         self._max_seconds = max_seconds
         self._queues: dict[str | None, OrderedDict[Waiter, asyncio.TimerHandle]] = {}
         self._between = Mean(1.0)
-        self._left_at = 0.0
+        self._left_at = 0.0  # When somebody last got through, or began to wait where nobody did.
         self._tick: asyncio.TimerHandle | None = None
         self._waking = self._again = False
 
@@ -54,11 +54,12 @@ class Waiting:
 
     def park(self, model: str | None, waiter: Waiter) -> Refusal | None:
         """Put a request at the end of its model's queue; the refusal when that is full."""
-        queue = self._queues.get(model)
-        if queue is None:
-            queue = self._queues[model] = OrderedDict()
-        if len(queue) >= self._max_requests:
-            return Refusal(RefusalCause.QUEUE_FULL, self._retry_after(len(queue)))
+        length = self.depth(model)
+        if length >= self._max_requests:
+            return Refusal(RefusalCause.QUEUE_FULL, self._retry_after(length))
+        if not self:
+            self._left_at = self._loop.time()
+        queue = self._queues.setdefault(model, OrderedDict())
         queue[waiter] = self._loop.call_later(self._max_seconds, self._expire, model, waiter)
         if self._tick is None:
             self._tick = self._loop.call_later(TICK, self._on_tick)

@@ -202,7 +202,7 @@ class ResponseReader:
         self.status = 0
         self.phrase = b""
         self.headers: Headers = []
-        self.complete = self.excess = self.chunked = self._chunk_open = False
+        self.complete = self.chunked = self._chunk_open = False
         self.length: int | None = None
         self.pieces.clear()
 
@@ -253,7 +253,7 @@ class ResponseReader:
 
     def keep_alive(self) -> bool:
         """Whether the connection can carry another request."""
-        return self.complete and not self.excess and self._keep_alive
+        return self.complete and self._keep_alive
 
     # llhttp's callbacks.
 
