@@ -10,6 +10,8 @@ profile        how long a step takes on one model and GPU, with the source of ea
 fault          a way to fail that a test switches on
 
 Reading order: `kvcache` and `engine` are pure (no clock, no I/O) and also serve the discrete-event simulator;
-`profiles` and `tokens` feed them; `driver` runs an engine in real time; `template`, `openai_shapes`, `handlers`,
-`prometheus` and `faults` make it look like vLLM from outside; `server` builds and starts it all.
+`profiles` and `tokens` feed them; `driver` runs an engine in real time. From outside it looks like vLLM: bodies come
+in through `openai_requests`, `conversations` and `template`; `serving` takes them through the driver; `handlers`,
+`responses`, `pooling` and `control` are its endpoints, `answers` and `*_answers` their shapes, `prometheus` its
+metrics, `faults` its failures. `server` builds and starts it all.
 """

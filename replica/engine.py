@@ -119,7 +119,8 @@ class _Sequence:
 class Engine:
     """One replica's scheduler and cache. Not thread-safe; every method returns at once.
 
-    `blocks` engine blocks of `block_size` tokens each make up the whole KV cache.
+    `blocks` engine blocks of `block_size` tokens each make up the whole KV cache. While `prefix_caching` is off,
+    nothing is hit and nothing gets a name; as in vLLM, the counters of queries and hits rest then, too.
     """
 
     def __init__(self, profile: Profile, blocks: int, block_size: int = 16, limits: Limits | None = None) -> None:
@@ -130,6 +131,7 @@ class Engine:
         self.limits = limits or Limits()
         self.cache = PrefixCache(blocks)
         self.counters = Counters()
+        self.prefix_caching = True
         self._waiting: OrderedDict[str, _Sequence] = OrderedDict()
         self._running: list[_Sequence] = []
         self._ids: set[str] = set()
@@ -230,7 +232,7 @@ class Engine:
             sequence = next(iter(self._waiting.values()))
             if self.cache.free <= sequence.blocked_at:
                 return
-            hits = self.cache.lookup(sequence.work.names, (sequence.tokens - 1) // self.block_size)
+            hits = self._hits(sequence)
             cached = len(hits) * self.block_size
             count = min(sequence.tokens - cached, budget)
             table = self.cache.hold(hits, self._blocks(cached + count) - len(hits))
@@ -247,18 +249,24 @@ class Engine:
             self._compute(sequence, count)
             batch.append(sequence)
 
+    def _hits(self, sequence: _Sequence) -> list[int]:
+        if not self.prefix_caching:
+            return []
+        return self.cache.lookup(sequence.work.names, (sequence.tokens - 1) // self.block_size)
+
     def _count_admission(self, sequence: _Sequence, cached: int, result: StepResult, now: float) -> None:
         """A recomputation after a preemption is not counted again: the hit rate is the one that clients saw."""
         sequence.seen = True
-        self.counters.prefix_queries += sequence.tokens
-        self.counters.prefix_hits += cached
+        if self.prefix_caching:
+            self.counters.prefix_queries += sequence.tokens
+            self.counters.prefix_hits += cached
         self.counters.prompt_tokens += sequence.tokens
         result.admitted.append(Admission(sequence.work.id, cached, now - sequence.arrived))
 
     def _compute(self, sequence: _Sequence, count: int) -> None:
         sequence.computed += count
         full = sequence.computed // self.block_size
-        if full > sequence.published:
+        if full > sequence.published and self.prefix_caching:
             named = min(full, len(sequence.work.names))
             self.cache.publish(sequence.table, sequence.work.names, sequence.published, named)
             sequence.published = full

@@ -1,86 +1,39 @@
-"""Answers in the shapes in which vLLM 0.32 writes them: whole bodies and server-sent events.
+"""Answers of the chat, completion, embedding and model endpoints, as vLLM 0.32 writes them.
 
 Pure: the caller says what time it is. A shape is made once per request.
 """
 
 import base64
-import json
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
+
+from replica.answers import Choice, Frame, Usage, encode, event
 
 DONE: Final = b"data: [DONE]\n\n"
 EMBEDDING_SIZE: Final = 8
-_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 
-def encode(value: object) -> bytes:
-    return _JSON.encode(value).encode()
-
-
-def event(value: object) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, object]:
-    """`created_cache_tokens` is always 0 in a vLLM without a second cache level."""
+def usage(used: Usage) -> dict[str, object]:
+    """In a whole answer, absent details are null. `created_cache_tokens` is 0 without a second cache level."""
+    details = {"cached_tokens": used.cached_tokens, "created_cache_tokens": 0} if used.details else None
     return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens, "created_cache_tokens": 0},
+        "prompt_tokens": used.prompt_tokens,
+        "total_tokens": used.total_tokens,
+        "completion_tokens": used.completion_tokens,
+        "prompt_tokens_details": details,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A finished choice; `reason` is the finish_reason."""
-
-    index: int
-    text: str
-    reason: str
-
-
-class Shape(Protocol):
-    """How one endpoint writes its answers."""
-
-    def opening(self, index: int) -> bytes:
-        """The event before the first token of a choice; may be empty."""
-
-    def delta(self, index: int, text: str, reason: str | None) -> bytes:
-        """The event of one token; `reason` with the last of its choice."""
-
-    def usage_event(self, used: dict[str, object]) -> bytes:
-        """The event after all choices, for `stream_options.include_usage`."""
-
-    def whole(self, choices: Sequence[Choice], used: dict[str, object]) -> bytes:
-        """The body of an answer that does not stream."""
-
-
-class _Frames:
-    """The event of one token, cut where its text goes: `fill` costs a string operation, not a serialization."""
-
-    _MARK: Final = "\0text\0"
-
-    def __init__(self, chunk: dict[str, object], choice: Callable[[int, str], dict[str, object]]) -> None:
-        self._chunk = chunk
-        self._choice = choice
-        self._cut: dict[int, tuple[bytes, bytes]] = {}
-
-    def fill(self, index: int, text: str) -> bytes:
-        if index not in self._cut:
-            whole = event({**self._chunk, "choices": [self._choice(index, self._MARK)]})
-            head, _, tail = whole.partition(encode(self._MARK))
-            self._cut[index] = head, tail
-        head, tail = self._cut[index]
-        return head + encode(text) + tail
+def _usage_in_stream(used: Usage) -> dict[str, object]:
+    """In a stream, absent details are absent."""
+    return {key: value for key, value in usage(used).items() if value is not None}
 
 
 class ChatShape:
     """`/v1/chat/completions`. The role comes with the first token: after the prefill, not with the head."""
 
-    def __init__(self, request: str, created: int, model: str) -> None:
+    def __init__(self, request: str, created: int, model: str, include_usage: bool) -> None:
         self._common: dict[str, object] = {
             "id": f"chatcmpl-{request}",
             "object": "chat.completion",
@@ -88,7 +41,11 @@ class ChatShape:
             "model": model,
         }
         self._chunk = {**self._common, "object": "chat.completion.chunk"}
-        self._frames = _Frames(self._chunk, _chat_delta)
+        self._include_usage = include_usage
+        self._frames: dict[int, Frame] = {}
+
+    def prologue(self) -> bytes:
+        return b""
 
     def opening(self, index: int) -> bytes:
         role = {"role": "assistant", "content": ""}
@@ -97,21 +54,25 @@ class ChatShape:
 
     def delta(self, index: int, text: str, reason: str | None) -> bytes:
         if reason is None:
-            return self._frames.fill(index, text)
+            if index not in self._frames:
+                self._frames[index] = Frame(event({**self._chunk, "choices": [_chat_delta(index, Frame.MARK)]}))
+            return self._frames[index].fill(text)
         choice = {**_chat_delta(index, text), "finish_reason": reason, "stop_reason": None}
         return event({**self._chunk, "choices": [choice]})
 
-    def usage_event(self, used: dict[str, object]) -> bytes:
-        return event({**self._chunk, "choices": [], "usage": used})
+    def epilogue(self, choices: Sequence[Choice], used: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event({**self._chunk, "choices": [], "usage": _usage_in_stream(used)}) + DONE
 
-    def whole(self, choices: Sequence[Choice], used: dict[str, object]) -> bytes:
+    def whole(self, choices: Sequence[Choice], used: Usage) -> bytes:
         return encode(
             {
                 **self._common,
                 "choices": [_chat_choice(choice) for choice in choices],
                 "service_tier": None,
                 "system_fingerprint": None,
-                "usage": used,
+                "usage": usage(used),
                 "prompt_logprobs": None,
                 "prompt_token_ids": None,
                 "kv_transfer_params": None,
@@ -147,28 +108,36 @@ def _chat_choice(choice: Choice) -> dict[str, object]:
 class CompletionShape:
     """`/v1/completions`; an opening event does not exist there."""
 
-    def __init__(self, request: str, created: int, model: str) -> None:
+    def __init__(self, request: str, created: int, model: str, include_usage: bool) -> None:
         self._common: dict[str, object] = {
             "id": f"cmpl-{request}",
             "object": "text_completion",
             "created": created,
             "model": model,
         }
-        self._frames = _Frames(self._common, _completion_delta)
+        self._include_usage = include_usage
+        self._frames: dict[int, Frame] = {}
+
+    def prologue(self) -> bytes:
+        return b""
 
     def opening(self, index: int) -> bytes:
         return b""
 
     def delta(self, index: int, text: str, reason: str | None) -> bytes:
         if reason is None:
-            return self._frames.fill(index, text)
+            if index not in self._frames:
+                self._frames[index] = Frame(event({**self._common, "choices": [_completion_delta(index, Frame.MARK)]}))
+            return self._frames[index].fill(text)
         choice = {**_completion_delta(index, text), "finish_reason": reason}
         return event({**self._common, "choices": [choice]})
 
-    def usage_event(self, used: dict[str, object]) -> bytes:
-        return event({**self._common, "choices": [], "usage": used})
+    def epilogue(self, choices: Sequence[Choice], used: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event({**self._common, "choices": [], "usage": _usage_in_stream(used)}) + DONE
 
-    def whole(self, choices: Sequence[Choice], used: dict[str, object]) -> bytes:
+    def whole(self, choices: Sequence[Choice], used: Usage) -> bytes:
         written = [
             {**_completion_delta(choice.index, choice.text), "finish_reason": choice.reason, "prompt_logprobs": None}
             for choice in choices
@@ -179,7 +148,7 @@ class CompletionShape:
                 "choices": written,
                 "service_tier": None,
                 "system_fingerprint": None,
-                "usage": used,
+                "usage": usage(used),
                 "kv_transfer_params": None,
             }
         )
@@ -198,7 +167,7 @@ def _completion_delta(index: int, text: str) -> dict[str, object]:
 
 
 def embeddings(
-    request: str, created: int, model: str, vectors: Sequence[Sequence[float]], packed: bool, used: dict[str, object]
+    request: str, created: int, model: str, vectors: Sequence[Sequence[float]], packed: bool, used: Usage
 ) -> bytes:
     """`/v1/embeddings`; `packed` is `encoding_format: base64`, little-endian 32-bit floats."""
     data = [
@@ -210,7 +179,14 @@ def embeddings(
         for index, vector in enumerate(vectors)
     ]
     return encode(
-        {"id": f"embd-{request}", "object": "list", "created": created, "model": model, "data": data, "usage": used}
+        {
+            "id": f"embd-{request}",
+            "object": "list",
+            "created": created,
+            "model": model,
+            "data": data,
+            "usage": usage(used),
+        }
     )
 
 

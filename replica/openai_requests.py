@@ -100,6 +100,11 @@ def parse_embedding(body: Mapping[str, object], model: Model) -> Generation:
         prompts: tuple[bytes, ...] = (render_chat(body, model.tokenizer),)
     else:
         prompts = parse_prompts(body, "input", model)
+    return prefill(body, model, prompts)
+
+
+def prefill(body: Mapping[str, object], model: Model, prompts: tuple[bytes, ...]) -> Generation:
+    """What only reads these prompts: nothing is generated, whatever else the body asks for."""
     return _generation({**body, "n": 1, "stream": False, "min_tokens": 0}, model, prompts, 0)
 
 
@@ -128,11 +133,7 @@ def _is_token(value: object) -> bool:
 def _generation(
     body: Mapping[str, object], model: Model, prompts: tuple[bytes, ...], max_tokens: int | None
 ) -> Generation:
-    name = body.get("model") or model.name
-    if not isinstance(name, str):
-        raise BadRequestError("model must be a string", "model")
-    if name != model.name and name not in model.adapters:
-        raise BadRequestError(f"The model `{name}` does not exist.", "model", status=404)
+    name = check_model(body, model)
     salt = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
         raise BadRequestError("cache_salt must be a non-empty string", "cache_salt")
@@ -155,6 +156,16 @@ def _generation(
         stream=body.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
     )
+
+
+def check_model(body: Mapping[str, object], model: Model) -> str:
+    """The model or adapter that a body names; the model when it names none."""
+    name = body.get("model") or model.name
+    if not isinstance(name, str):
+        raise BadRequestError("model must be a string", "model")
+    if name != model.name and name not in model.adapters:
+        raise BadRequestError(f"The model `{name}` does not exist.", "model", status=404)
+    return name
 
 
 def _check_length(prompt_tokens: int, sampling: Sampling, model: Model) -> None:

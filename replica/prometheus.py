@@ -1,16 +1,27 @@
 """The metrics of a simulated replica under vLLM's names, in Prometheus text format.
 
+`current` are the names of vLLM 0.32. `old` are those of vLLM 0.9 and before, which said `gpu_` where the cache was
+meant and did not count cached prompt tokens; its samples carry no `engine` label. `none` is a page without any of
+vLLM's metrics.
+
 Written by hand: a dozen samples need no client library, and its import alone would double the start-up time. Values are
 read at the moment of the scrape; nothing is kept here.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from replica.engine import Engine
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MetricNames = Literal["current", "old", "none"]
+_OLD_NAMES: Final = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries_total": "gpu_prefix_cache_queries_total",
+    "prefix_cache_hits_total": "gpu_prefix_cache_hits_total",
+}
+_NOT_IN_OLD: Final = frozenset({"prompt_tokens_cached_total"})
 _REASONS: Final = ("stop", "length", "abort", "error")
 
 
@@ -22,6 +33,7 @@ class Snapshot:
     started: float
     """Unix time of the start; a new value tells a reader that the cache is a new one."""
     endings: Mapping[str, int]
+    names: MetricNames = "current"
 
 
 def render(engine: Engine, snapshot: Snapshot) -> str:
@@ -29,23 +41,32 @@ def render(engine: Engine, snapshot: Snapshot) -> str:
 
 
 def _lines(engine: Engine, snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.names != "none":
+        yield from _engine_lines(engine, snapshot)
+    yield "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds."
+    yield "# TYPE process_start_time_seconds gauge"
+    yield f"process_start_time_seconds {snapshot.started}"
+
+
+def _engine_lines(engine: Engine, snapshot: Snapshot) -> Iterator[str]:
+    old = snapshot.names == "old"
     model = _escape(snapshot.model)
-    labels = f'engine="0",model_name="{model}"'
+    of_engine = "" if old else 'engine="0",'
     for name, kind, text, value in _samples(engine):
-        yield f"# HELP vllm:{name} {text}"
-        yield f"# TYPE vllm:{name} {kind}"
-        yield f"vllm:{name}{{{labels}}} {value}"
+        if old and name in _NOT_IN_OLD:
+            continue
+        name_here = _OLD_NAMES.get(name, name) if old else name
+        yield f"# HELP vllm:{name_here} {text}"
+        yield f"# TYPE vllm:{name_here} {kind}"
+        yield f'vllm:{name_here}{{{of_engine}model_name="{model}"}} {value}'
     yield "# HELP vllm:request_success_total Count of successfully processed requests."
     yield "# TYPE vllm:request_success_total counter"
     for reason in _REASONS:
         count = float(snapshot.endings.get(reason, 0))
-        yield f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="{model}"}} {count}'
+        yield f'vllm:request_success_total{{{of_engine}finished_reason="{reason}",model_name="{model}"}} {count}'
     yield "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig"
     yield "# TYPE vllm:cache_config_info gauge"
     yield f"vllm:cache_config_info{{{_cache_config(engine)}}} 1.0"
-    yield "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds."
-    yield "# TYPE process_start_time_seconds gauge"
-    yield f"process_start_time_seconds {snapshot.started}"
 
 
 def _samples(engine: Engine) -> Iterator[tuple[str, str, str, float]]:
@@ -73,7 +94,7 @@ def _cache_config(engine: Engine) -> str:
     config = {
         "block_size": engine.block_size,
         "cache_dtype": "auto",
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": engine.prefix_caching,
         "engine": 0,
         "num_gpu_blocks": engine.cache.blocks,
         "num_gpu_blocks_override": None,

@@ -20,12 +20,16 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from replica.control import ControlApi
 from replica.driver import Driver
 from replica.engine import Engine
 from replica.faults import SLOWDOWN, Fault, reset
-from replica.handlers import Api, Handler
+from replica.handlers import StateApi, TextApi, not_found
 from replica.openai_requests import Model
+from replica.pooling import PoolingApi
 from replica.profiles import PROFILES
+from replica.responses import ResponsesApi
+from replica.serving import Handler, Serving
 from replica.settings import DEFAULT_PROFILE, ReplicaSettings
 from replica.tokens import Tokenizer
 
@@ -56,6 +60,7 @@ class SimulatedReplica:
         profile = PROFILES[settings.profile].at_speed(settings.speed)
         blocks = profile.kv_tokens // settings.block_size if settings.blocks is None else settings.blocks
         self.engine = Engine(profile, blocks, settings.block_size)
+        self.engine.prefix_caching = settings.prefix_caching
         self.driver = Driver(self.engine)
         self.requests_seen: deque[SeenRequest] = deque(maxlen=settings.keep_requests)
         self.port = settings.port
@@ -63,6 +68,17 @@ class SimulatedReplica:
         self._socket: socket.socket | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._driving: asyncio.Task[None] | None = None
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            auto_decompress=False,  # Nor does uvicorn: a compressed body is a 400.
+            handler_cancellation=True,
+            keepalive_timeout=settings.keepalive_seconds,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+        )
+
+    def _application(self) -> web.Application:
+        settings = self.settings
         model = Model(
             name=settings.model,
             adapters=settings.adapters,
@@ -71,22 +87,34 @@ class SimulatedReplica:
             max_model_len=min(settings.max_model_len, self.engine.capacity),
             seed=settings.seed,
         )
+        serving = Serving(self.driver, model, lambda: self._fault, settings.prompt_tokens_details)
+        responses = ResponsesApi(serving, settings.keep_responses)
         recorders = [_recorder(self.requests_seen)] if settings.keep_requests else []
         app = web.Application(client_max_size=_MAX_BODY, middlewares=recorders)
-        app.add_routes(Api(self.driver, model, lambda: self._fault).routes())
+        for api in (TextApi(serving), responses, PoolingApi(serving), StateApi(serving, settings.metrics)):
+            app.add_routes(api.routes())
+        app.add_routes(ControlApi(serving).routes())
+        app.router.add_route("*", "/{path:.*}", not_found)
         app.on_response_prepare.append(_name_server)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            auto_decompress=False,  # Nor does uvicorn: a compressed body is a 400.
-            handler_cancellation=True,
-            keepalive_timeout=settings.keepalive_seconds,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
-        )
+        app.on_cleanup.append(lambda _: responses.close())
+        return app
 
     @property
     def url(self) -> str:
         return f"http://{self.settings.host}:{self.port}"
+
+    @property
+    def prefix_caching(self) -> bool:
+        return self.engine.prefix_caching
+
+    @prefix_caching.setter
+    def prefix_caching(self, on: bool) -> None:
+        """From the next step on; what was resident before is hit again when it is switched back on."""
+        self.engine.prefix_caching = on
+
+    def evict(self) -> None:
+        """Drop everything that could be hit, at once and without a word to anybody: no new epoch, no restart."""
+        self.engine.cache.forget()
 
     @property
     def fault(self) -> Fault:

@@ -1,9 +1,11 @@
 """What one simulated replica can be told: plain values, checked once, here."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from replica.faults import Fault
 from replica.profiles import PROFILES
+from replica.prometheus import MetricNames
 
 DEFAULT_PROFILE = "llama3-8b-h100"
 
@@ -15,6 +17,10 @@ class ReplicaSettings:
     `max_model_len` is in tokens; it never exceeds the KV cache. `keepalive_seconds` is uvicorn's default.
     `keep_requests` is how many of the last requests `SimulatedReplica.requests_seen` keeps, bodies included.
     `seed` makes tokenizer and answers; replicas of one fleet share it, so that any of them gives the same answer.
+    `prefix_caching` off is an engine that reuses nothing. `prompt_tokens_details` off is an engine without
+    `--enable-prompt-tokens-details`: chat, completions and Messages do not tell cached tokens. `metrics` is the names
+    that `/metrics` uses (see `prometheus`). `keep_responses` is how many answers of the Responses API are stored;
+    0 is vLLM without `VLLM_ENABLE_RESPONSES_API_STORE`, which is its default and not ours.
     """
 
     id: str = "r1"
@@ -31,6 +37,10 @@ class ReplicaSettings:
     fault: Fault = Fault.NONE
     keepalive_seconds: float = 5.0
     keep_requests: int = 0
+    prefix_caching: bool = True
+    prompt_tokens_details: bool = True
+    metrics: MetricNames = "current"
+    keep_responses: int = 1_000
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -41,3 +51,5 @@ class ReplicaSettings:
             raise ValueError("there must be at least one block of at least one token")
         if self.max_model_len < 2:
             raise ValueError("max_model_len must leave room for a prompt token and an output token")
+        if self.metrics not in get_args(MetricNames):
+            raise ValueError(f"metrics must be one of {', '.join(get_args(MetricNames))}, not `{self.metrics}`")

@@ -6,6 +6,8 @@ Rules:
 - Every message opens with control tokens of its role (their number differs from role to role, so message borders fall
   anywhere in an engine block) and ends with one. The prompt ends with the opening of an assistant message: an answer,
   sent back as an assistant message by the next turn, continues the same tokens.
+- A tool is its name, description and parameters, a call its id, name and decoded arguments, since templates write both
+  as JSON of their own: the same tools share their cache whatever API and spacing brought them.
 - An image is a run of tokens made from its URL: two images never share a prefix.
 - Whatever changes the rendering beside the messages (`chat_template_kwargs`, `reasoning_effort`) opens the prompt as
   one control token, so that equal messages with other arguments share nothing.
@@ -39,7 +41,8 @@ def render_chat(body: Mapping[str, object], tokenizer: Tokenizer) -> bytes:
     rendered = [b"".join(_message(message, tokenizer)) for message in messages]
     if tools:
         after_system = 1 if messages[0]["role"] == "system" else 0
-        rendered.insert(after_system, _opening("tools") + tokenizer.encode(json.dumps(tools)) + special("end"))
+        written = json.dumps([_tool(tool) for tool in tools])
+        rendered.insert(after_system, _opening("tools") + tokenizer.encode(written) + special("end"))
     return b"".join([*runs, *rendered, _opening("assistant")])
 
 
@@ -51,9 +54,34 @@ def _message(message: object, tokenizer: Tokenizer) -> Iterator[bytes]:
         if isinstance(message.get(key), str):
             yield special(key) + tokenizer.encode(message[key])
     yield from _content(message.get("content"), tokenizer)
-    if message.get("tool_calls"):
-        yield special("tool_calls") + tokenizer.encode(json.dumps(message["tool_calls"]))
+    if calls := message.get("tool_calls"):
+        written = json.dumps([_call(call) for call in calls] if isinstance(calls, list) else calls)
+        yield special("tool_calls") + tokenizer.encode(written)
     yield special("end")
+
+
+def _tool(tool: object) -> object:
+    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
+        return tool
+    function = tool["function"]
+    return {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+
+
+def _call(call: object) -> object:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = call["function"]
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": _decoded(function.get("arguments"))}
+
+
+def _decoded(arguments: object) -> object:
+    """The arguments' JSON value; what is no JSON stays the text that it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _content(content: object, tokenizer: Tokenizer) -> Iterator[bytes]:

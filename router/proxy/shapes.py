@@ -45,6 +45,7 @@ class _Usage(msgspec.Struct):
     output_tokens: Tokens | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: Tokens | None = None
+    cache_creation_input_tokens: Tokens | None = None
 
 
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -66,8 +67,10 @@ def usage(data: bytes) -> Usage | None:
     except msgspec.MsgspecError:
         return None
     if of.input_tokens is None:
-        details, prompt, output = of.prompt_tokens_details, of.prompt_tokens, of.completion_tokens
-    else:
-        details, prompt, output = of.input_tokens_details, of.input_tokens, of.output_tokens
-    cached = of.cache_read_input_tokens if details is None else details.cached_tokens
-    return Usage(prompt, output, cached)
+        details = of.prompt_tokens_details
+        return Usage(of.prompt_tokens, of.completion_tokens, details.cached_tokens if details else None)
+    if of.input_tokens_details is not None:
+        return Usage(of.input_tokens, of.output_tokens, of.input_tokens_details.cached_tokens)
+    # Anthropic counts what came from the cache, or went into it, apart from the rest.
+    prompt = of.input_tokens + (of.cache_read_input_tokens or 0) + (of.cache_creation_input_tokens or 0)
+    return Usage(prompt, of.output_tokens, of.cache_read_input_tokens)
