@@ -213,9 +213,9 @@ class Exchange:
         elif not loss.written:
             self._settle(Outcome.NOT_REACHED, error)
             self._again_unworked()
-        elif loss.garbled:
+        elif loss.garbled or loss.begun:
             self._settle(Outcome.FAILED, error)
-            self._fail("The replica's answer is not HTTP.", "replica_garbled")
+            self._fail("The replica's answer broke off, or is not HTTP.", "replica_lost")
         elif loss.reused:
             self._settle(Outcome.FAILED, error)
             self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.

@@ -125,7 +125,8 @@ OTHER = Endpoint("other", Use.LOAD)
 
 _PREFIXES = (("/v1/responses/", _STORED), ("/v1/audio/", _AUDIO), ("/reset_", _CONTROL))
 
-_MULTIPART_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_MULTIPART_MODEL = re.compile(rb'name="model"[^\r\n]{0,256}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
+"""Every part bounded, so that a hostile body is looked through once and not once for each of its lines."""
 _STORED_ID = re.compile(r"/v1/responses/([^/]+)")
 
 
@@ -178,11 +179,11 @@ class Asker:
             return Ask(model, streams=streams)
         try:
             read = to.read(fields, model in self._tools_first)
+            root = prompt.root(
+                self._secret, model, fields.cache_salt, fields.chat_template_kwargs, fields.reasoning_effort
+            )  # fmt: skip
         except (NoPrompt, RecursionError, msgspec.MsgspecError):
             return Ask(model, streams=streams)
-        root = prompt.root(
-            self._secret, model, fields.cache_salt, fields.chat_template_kwargs, fields.reasoning_effort
-        )  # fmt: skip
         hashes, tail = chain(read.data, root, self._block)
         return Ask(model, hashes, tail, len(read.data), streams, read.tokens, read.answers)
 

@@ -185,6 +185,11 @@ class Pool:
         """Open connections, idle ones too."""
         return len(self._open)
 
+    @property
+    def idle(self) -> int:
+        """Open connections that carry no request."""
+        return len(self._idle)
+
     def take(self) -> Connection | None:
         """The idle connection used last, if any is still good."""
         oldest = self._loop.time() - IDLE_SECONDS
