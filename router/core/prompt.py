@@ -116,7 +116,7 @@ def _calls(calls: Any) -> Iterable[str]:
             yield str(function.get("name"))
             yield _text(function.get("arguments"))
         else:
-            yield _text(call)
+            yield _canonical(call).decode()
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,9 @@ from router.proxy.exchange import Exchange
 from router.proxy.journal import Journal, Stage
 from router.proxy.wire import Request, RequestReader, WireError, response_head
 
+LINGER_SECONDS = 5.0
+"""How long what a refused client still sends is discarded before its connection closes; nginx lingers as long."""
+
 READ_AHEAD = 64 * 1024
 """Bytes of later requests that are kept while one is served; beyond, reading stops until it is done."""
 
@@ -49,7 +52,7 @@ class Clients:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none.wait(), seconds)
         for connection in list(self._open):
-            connection.abort()
+            connection.cut()
 
 
 class ClientConnection(asyncio.Protocol):
@@ -64,6 +67,7 @@ class ClientConnection(asyncio.Protocol):
         self._ahead: list[bytes] = []
         self._ahead_size = 0
         self._closes = self._paused = self._last = False
+        self._lingering: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
     # asyncio's callbacks.
@@ -89,6 +93,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
+        if self._lingering is not None:
+            self._lingering.cancel()
         exchange, self._exchange = self._exchange, None
         self._requests.clear()
         if exchange is not None:
@@ -123,6 +129,10 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         self._exchange = None
         self._close()
+
+    def cut(self) -> None:
+        """Close at once, whatever is under way; connection_lost tells the exchange."""
+        self._transport.abort()
 
     def close_when_idle(self) -> None:
         """Stop: close now if nothing is under way, else when the answer is out."""
@@ -167,8 +177,18 @@ class ClientConnection(asyncio.Protocol):
         body = answers.error(error.status, str(error), error.reason).body
         line = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
         self._transport.write(response_head(error.status, b"", [line]) + body)
-        self._close()
+        self._linger()
         self._describe(error.status, error.reason, None)
+
+    def _linger(self) -> None:
+        """Close for writing and go on discarding for a moment: closing with unread bytes resets the connection, and a
+        client that sends its whole body before it reads would never see the answer."""
+        self._closes = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._lingering = self._proxy.loop.call_later(LINGER_SECONDS, self._transport.close)
+        else:
+            self._transport.close()
 
     def _describe(self, status: int, rejected: str | None, left: Phase | None) -> None:
         """Tell of a request that never became one."""
