@@ -55,9 +55,9 @@ class Record(NamedTuple):
 
     `status` is 0 where the client left before there was one. `rejected` is why the router itself refused (a reason of
     `homing_rejected_total`), `left` where the client left. `attempts` are in order; the last one's answer went to the
-    client. `chunks` counts the reads in which body bytes came from the replica: `first_chunk` is seconds from arrival
-    to the first, `last_chunk` to the last. `blocks` is the chain's length, None where no prompt was read: 0 means a
-    prompt shorter than a block.
+    client. `chunks` counts the reads in which body bytes came from the replica, from the first token on where the
+    answer is a good one: `first_chunk` is seconds from arrival to the first, `last_chunk` to the last. `blocks` is the
+    chain's length, None where no prompt was read: 0 means a prompt shorter than a block.
     """
 
     request_id: str

@@ -48,8 +48,7 @@ class Ring:
 
     def _walk(self, start: int) -> tuple[ReplicaId, ...]:
         met: dict[ReplicaId, None] = {}
-        for owner in chain(islice(self._owners, start, None), self._owners):
-            met[owner] = None
-            if len(met) == self._members:
-                break
+        owners = chain(islice(self._owners, start, None), self._owners)
+        while len(met) < self._members:
+            met[next(owners)] = None
         return tuple(met)

@@ -226,15 +226,15 @@ class Exchange:
             self._spawn(self._resend_if_gone())
 
     def _heard(self, relay: Relay, lease: Lease, status: int, data: bytes, now: float) -> None:
-        """Body bytes: perhaps the first, perhaps the first token."""
-        first = self._journal.chunk(now)
-        stores = self._endpoint.style is Style.RESPONSES
-        if first:
+        """Body bytes: perhaps the first, perhaps the first token. What precedes generation counts as neither."""
+        stores, good = self._endpoint.style is Style.RESPONSES, status < 300
+        if stores and (stored := relay.stored_id()):
+            self._proxy.stored.put(stored, lease.replica)
+        if stores and good and self._ask.streams and not lease.started and not relay.generates(data):
+            return
+        if self._journal.chunk(now):
             self._journal.ended(Stage.FIRST_BYTE, now)
-            if stores and (stored := relay.stored_id()):
-                self._proxy.stored.put(stored, lease.replica)
-        late = stores and self._ask.streams
-        if status < 300 and not lease.started and (not late or relay.generates(data)):
+        if good and not lease.started:
             lease.first_token(now)
 
     def _open(self, response: ResponseReader) -> Relay:

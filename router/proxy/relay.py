@@ -45,6 +45,7 @@ class Relay:
     def __init__(self, request: Request, response: ResponseReader, extra: Sequence[bytes], sink: Sink) -> None:
         self._response = response
         self._sink = sink
+        self._looked = False
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
         self._to_head = request.method == b"HEAD"
@@ -86,17 +87,13 @@ class Relay:
         return _GENERATED.search(data) is not None
 
     def stored_id(self) -> str | None:
-        """The id under which the replica stores this response; it stands in the first bytes of either form."""
-        found = _STORED_ID.search(self._response.pieces[0]) if self._response.pieces else None
+        """The id under which the replica stores this response. It stands in the first bytes of either form, so only the
+        first call with body bytes at hand looks."""
+        if self._looked or not self._response.pieces:
+            return None
+        self._looked = True
+        found = _STORED_ID.search(self._response.pieces[0])
         return found[1].decode() if found else None
-
-    def _remember(self, pieces: Sequence[bytes]) -> None:
-        """Keep the pieces that the last TAIL bytes reach into."""
-        tail = self._tail
-        tail.extend(pieces)
-        self._tail_size += sum(map(len, pieces))
-        while tail and self._tail_size - len(tail[0]) >= TAIL:
-            self._tail_size -= len(tail.popleft())
 
     def usage(self) -> Usage | None:
         """What the end of the answer says of tokens."""
