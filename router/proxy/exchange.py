@@ -52,7 +52,7 @@ class Client(Protocol):
 
 
 class Exchange:
-    """One request between a client and the replica that serves it; `paused` when the client is not reading now."""
+    """One request between a client and the replica that serves it."""
 
     __slots__ = (
         "_ask", "_client", "_connecting", "_connection", "_endpoint", "_explained", "_fresh", "_id", "_journal",
@@ -60,7 +60,7 @@ class Exchange:
         "_waits",
     )  # fmt: skip
 
-    def __init__(self, proxy: Proxy, client: Client, request: Request, paused: bool) -> None:
+    def __init__(self, proxy: Proxy, client: Client, request: Request) -> None:
         self._proxy, self._client, self._request = proxy, client, request
         self._endpoint = openai.endpoint(request.path, proxy.allow_paths)
         self._id = proxy.request_id() if request.id is None else request.id.decode("latin-1")
@@ -73,8 +73,7 @@ class Exchange:
         self._relay: Relay | None = None
         self._tried: list[ReplicaId] = []
         self._unworked = self._resends = 0
-        self._waits = self._over = self._fresh = False
-        self._paused = paused
+        self._waits = self._over = self._fresh = self._paused = False
         self._explained = b""
 
     def start(self) -> None:

@@ -95,6 +95,14 @@ class Relay:
         found = _STORED_ID.search(self._response.pieces[0])
         return found[1].decode() if found else None
 
+    def _remember(self, pieces: Sequence[bytes]) -> None:
+        """Keep the pieces that the last TAIL bytes reach into."""
+        tail = self._tail
+        tail.extend(pieces)
+        self._tail_size += sum(map(len, pieces))
+        while tail and self._tail_size - len(tail[0]) >= TAIL:
+            self._tail_size -= len(tail.popleft())
+
     def usage(self) -> Usage | None:
         """What the end of the answer says of tokens."""
         return read_usage(b"".join(self._tail))

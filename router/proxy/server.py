@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closes:
             return
-        if self._exchange is not None:
+        if self._exchange is not None or self._requests:
             self._ahead.append(data)
             self._ahead_size += len(data)
             if self._ahead_size > READ_AHEAD:
@@ -112,6 +112,8 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         if self._exchange is not None:
             self._exchange.client_paused(False)
+        elif self._requests or self._ahead:
+            self._proxy.loop.call_soon(self._go_on)
 
     # What the exchange tells (exchange.Client).
 
@@ -158,12 +160,13 @@ class ClientConnection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        if self._requests and self._exchange is None and not self._closes:
-            self._exchange = Exchange(self._proxy, self, self._requests.popleft(), self._paused)
+        """Begin the next request, unless the client has not yet read enough of the last one's answer."""
+        if self._requests and self._exchange is None and not (self._closes or self._paused):
+            self._exchange = Exchange(self._proxy, self, self._requests.popleft())
             self._exchange.start()
 
     def _go_on(self) -> None:
-        if self._closes or self._exchange is not None:
+        if self._closes or self._paused or self._exchange is not None:
             return
         if self._requests:
             self._next()
