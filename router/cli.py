@@ -21,10 +21,15 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("router.app:serve", "Run the router."),
+    "check": Command("router.check:check", "Check a configuration, and say what is wrong where."),
+    "config init": Command("router.check:init", "Print a configuration with every setting explained."),
+    "config show": Command("router.check:show", "Print every value in effect, and whence it is."),
+    "config schema": Command("router.check:schema", "Print the configuration's JSON Schema."),
     "demo": Command(
         "loadtests.demo:demo", "Four simulated replicas and one router; --compare measures against round robin."
     ),
     "replica simulate": Command("replica.server:simulate", "Run one simulated vLLM replica."),
+    "explain": Command("router.remote:explain", "Show where a running router would send a request, and why."),
     "version": Command("router.app:version", "Print the version."),
 }
 
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args = ["version"]
     name = _find(args)
     if name is None:
-        sys.exit(_unknown(args))
+        sys.exit(_group(args) if len(args) == 1 or args[1] in {"-h", "--help"} else _unknown(args))
     words = name.count(" ") + 1
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(_load(COMMANDS[name].target))
@@ -71,6 +76,17 @@ def _overview() -> str:
     rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     head = "Homing: a cache-aware router for fleets of vLLM replicas.\n\nUsage: homing COMMAND [FLAGS]\n"
     return "\n".join([head, *rows, "", EXAMPLES, "`homing COMMAND --help` tells the flags of a command."])
+
+
+def _group(args: Sequence[str]) -> int:
+    """Answer a command's first word alone: what can follow it."""
+    names = [name for name in COMMANDS if name.startswith(f"{args[0]} ")]
+    if not names:
+        return _unknown(args)
+    asked = len(args) > 1
+    rows = [f"  homing {name:<{max(map(len, names))}}  {COMMANDS[name].summary}" for name in names]
+    print("\n".join([f"Usage: homing {args[0]} COMMAND [FLAGS]\n", *rows]), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 def _unknown(args: Sequence[str]) -> int:

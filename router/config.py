@@ -1,97 +1,108 @@
-"""The only file that knows YAML and pydantic: a file -> settings -> plain values for the core.
+"""The only file that knows pydantic: the settings, and values -> settings -> plain values for the core.
 
-Strict: an unknown key, a wrong type and a duration without a unit are errors, all reported at once with their path.
+The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
+tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
+place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
 """
 
-import difflib
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Annotated, ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from router import values
 from router.core.baselines import BASELINES
 from router.core.fleet import FleetSettings
 from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity, Weights
 from router.core.types import Policy
+from router.settings import About, Fault, Section, section
+from router.values import Endpoint, Kind
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+)(KiB|MiB|GiB)")
-_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; `problems` holds a line for each thing that is wrong."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-class Endpoint(NamedTuple):
-    """A host and port to listen on."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def _duration(value: object) -> float:
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError(f"a duration has a unit: 500ms, 2s, 5m, 1h; not {value!r}")
-    return float(found[1]) * _SECONDS[found[2]]
-
-
-def _size(value: object) -> int:
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError(f"a size has a unit: 512KiB, 32MiB, 1GiB; not {value!r}")
-    return int(found[1]) * _BYTES[found[2]]
-
-
-def _endpoint(value: object) -> Endpoint:
-    host, colon, port = str(value).rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"an address is HOST:PORT, as 127.0.0.1:8080; not {value!r}")
-    return Endpoint(host.strip("[]"), int(port))
-
-
-Duration = Annotated[float, BeforeValidator(_duration)]
-Size = Annotated[int, BeforeValidator(_size)]
-Listen = Annotated[Endpoint, BeforeValidator(_endpoint)]
+_UNITLESS = BeforeValidator(values.unitless)
+Duration = Annotated[float, Kind.DURATION, BeforeValidator(values.duration)]
+Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
+Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
+Url = Annotated[str, Kind.URL, BeforeValidator(values.url)]
+Integer = Annotated[int, _UNITLESS]
+Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
+MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]
+MaybeNumber = Annotated[float | None, Field(gt=0, allow_inf_nan=False), _UNITLESS]
+MaybeShare = Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False), _UNITLESS]
+RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
 
 
 class _Section(BaseModel):
+    """`text` and `example` (the name of an item) are for the manual, `shorthand` is the child of a plain value."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+    text: ClassVar[str]
+    example: ClassVar[str] = ""
+    shorthand: ClassVar[str | None] = None
+
+
+class AdminConfig(_Section):
+    text = "The admin port, for operators and Prometheus. `admin: HOST:PORT` is short for `admin: {listen: HOST:PORT}`."
+    shorthand = "listen"
+
+    listen: Annotated[
+        Listen,
+        About(
+            "Where /metrics, /livez, /readyz, /fleet and /explain are. Loopback, because they tell much about the "
+            "fleet; a Prometheus on another host needs an address that it can reach.",
+            "restart",
+        ),
+    ] = Endpoint("127.0.0.1", 9100)
+    token_file: Annotated[
+        str | None,
+        About(
+            "File with the token that a caller brings to have live requests explained; null: nobody can. A relative "
+            "path begins in this file's directory.",
+            "restart",
+        ),
+    ] = None
 
 
 class ReplicaConfig(_Section):
-    id: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
-    url: str
-    prefill_tokens_per_second: Annotated[float, Field(gt=0)] | None = None
-    step_seconds: Annotated[float, Field(gt=0)] | None = None
-    kv_seconds_per_token: Annotated[float, Field(gt=0)] | None = None
-    kv_tokens: Annotated[int, Field(gt=0)] | None = None
-    max_concurrency: Annotated[int, Field(gt=0)] | None = None
+    text = "The fleet, at least one replica. What a null leaves open the router learns, or asks the engine."
 
-    @model_validator(mode="after")
-    def _check_url(self) -> "ReplicaConfig":
-        url = urlsplit(self.url)
-        if url.scheme != "http" or not url.hostname:
-            raise ValueError(f"replica {self.id}: url is http://HOST:PORT; not {self.url!r}")
-        if url.path.rstrip("/").endswith("/v1"):
-            raise ValueError(f"replica {self.id}: url ends in /v1, which clients' paths bring; leave it out")
-        if url.query or url.fragment or url.username:
-            raise ValueError(f"replica {self.id}: url has a query, a fragment or a user, which is not supported")
-        return self
+    id: Annotated[
+        str,
+        Field(min_length=1, max_length=128, pattern="^[A-Za-z0-9._-]+$"),
+        About(
+            "Its name, which must survive restarts and changes of address: homes on the ring follow from it.",
+            example="r1",
+        ),
+    ]
+    url: Annotated[Url, About("Where the engine listens; without /v1.", example="http://127.0.0.1:8101")]
+    api_key_file: Annotated[
+        str | None,
+        About(
+            "File with the engine's API key, for the router's own calls; clients' requests bring their own. A "
+            "relative path begins in this file's directory.",
+        ),
+    ] = None
+    prefill_tokens_per_second: Annotated[
+        MaybeNumber,
+        About(
+            "Speed at which it computes prompts, until it is learned; null: as the others, or 16,000.", unit="tokens/s"
+        ),
+    ] = None
+    step_seconds: Annotated[
+        MaybeNumber,
+        About("Time of a decode step without context; null: 0.006, an 8B model on an H100.", unit="seconds"),
+    ] = None
+    kv_seconds_per_token: Annotated[
+        MaybeNumber, About("Time that a decode step takes for a token of context; null: as above.", unit="seconds")
+    ] = None
+    kv_tokens: Annotated[
+        MaybeInteger,
+        About(
+            "Size of its KV cache where its /metrics does not tell; null: 400,000, an 8B model on 80 GB.", unit="tokens"
+        ),
+    ] = None
+    max_concurrency: Annotated[
+        MaybeInteger, About("Most requests at a time on this replica; null: routing.max_concurrency.", unit="requests")
+    ] = None
 
     def spec(self) -> ReplicaSpec:
         """What the core needs of it."""
@@ -105,22 +116,86 @@ class ReplicaConfig(_Section):
         )
 
 
+class ModelConfig(_Section):
+    text = "What the router must know of a model, by the name that clients send; one without an entry has the defaults."
+    example = "meta-llama/Llama-3.1-8B-Instruct"
+
+    template_order: Annotated[
+        Literal["system_first", "tools_first"],
+        About("Which of the two the model's chat template puts first; prompts are compared in that order."),
+    ] = "system_first"
+
+
+class ProxyConfig(_Section):
+    text = "What clients may do."
+
+    allow_paths: Annotated[
+        list[RequestPath],
+        About(
+            "Paths that control an engine (/sleep, /reset_prefix_cache, ...) and that clients may reach all the same. "
+            "None, because one client's call would hurt all the others.",
+        ),
+    ] = []
+
+
 class SpillConfig(_Section):
-    max_queued_requests: Annotated[int, Field(gt=0)] | None = 32
-    max_backlog_seconds: Annotated[float, Field(gt=0)] | None = 18.0
-    max_kv_usage: Annotated[float, Field(gt=0, le=1)] | None = 0.95
+    text = "Hard limits on one replica, checked before anything else is weighed; null switches one off."
+
+    max_queued_requests: Annotated[
+        MaybeInteger,
+        About("Requests there without a first token. 32: more only lengthens the engine's own queue.", unit="requests"),
+    ] = 32
+    max_backlog_seconds: Annotated[
+        MaybeNumber,
+        About("How much longer the wait for prefill may be there than on the least loaded replica.", unit="seconds"),
+    ] = 18.0
+    max_kv_usage: Annotated[
+        MaybeShare,
+        About("Share of its KV cache in use, as the engine tells. Near 1 it preempts what it has begun.", unit="ratio"),
+    ] = 0.95
 
 
 class QueueConfig(_Section):
-    max_requests: int = Field(default=1000, ge=0)
-    max_seconds: float = Field(default=30.0, gt=0)
+    text = (
+        "Where a request waits while every replica is at its limits: one queue for each model, first come first served."
+    )
+
+    max_requests: Annotated[
+        Integer,
+        Field(ge=0),
+        About("Requests that may wait; one more is answered 429. 0: none waits.", unit="requests"),
+    ] = 1000
+    max_seconds: Annotated[
+        Number, Field(gt=0), About("Longest wait, then 429: most clients have given up by then.", unit="seconds")
+    ] = 30.0
 
 
 class RoutingConfig(_Section):
-    policy: Literal["prefix_affinity", "round_robin", "random", "least_requests", "consistent_hash"] = "prefix_affinity"
-    prefix_block: int = Field(default=512, ge=64, le=65_536)
-    home_slack: Duration = 0.1
-    max_concurrency: Annotated[int, Field(gt=0)] | None = None
+    text = "Where a request goes."
+
+    policy: Annotated[
+        Literal["prefix_affinity", "round_robin", "random", "least_requests", "consistent_hash"],
+        About("prefix_affinity sends a prompt to where its prefix is cached; the others are there to compare with."),
+    ] = "prefix_affinity"
+    prefix_block: Annotated[
+        Integer,
+        Field(ge=64, le=65_536),
+        About(
+            "Length of the pieces in which prompts are compared. Smaller finds shorter shared prefixes and costs more "
+            "time and memory; 512 is about 128 tokens. Another length forgets what is believed cached.",
+            "restart",
+            "bytes",
+        ),
+    ] = 512
+    home_slack: Annotated[
+        Duration,
+        Field(ge=0, le=60),
+        About("How much worse than the best a prompt's home may be and still get it; it makes several routers agree."),
+    ] = 0.1
+    max_concurrency: Annotated[
+        MaybeInteger,
+        About("Most requests at a time on a replica. null: the engine's batching knows best.", unit="requests"),
+    ] = None
     spill: SpillConfig = SpillConfig()
     queue: QueueConfig = QueueConfig()
 
@@ -133,46 +208,133 @@ class RoutingConfig(_Section):
 
 
 class LimitsConfig(_Section):
-    body: Size = 32 << 20
-    index_blocks: int = Field(default=1_000_000, ge=1000)
+    text = "Bounds on memory."
+
+    body: Annotated[
+        Size,
+        Field(ge=1 << 10, le=1 << 30),
+        About("Largest request body, then 413. 32MiB: a few images in base64 are 8."),
+    ] = 32 << 20
+    index_blocks: Annotated[
+        Integer,
+        Field(ge=1000, le=1_000_000_000),
+        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", "restart", "blocks"),
+    ] = 1_000_000
+    label_values: Annotated[
+        Integer,
+        Field(ge=1, le=10_000),
+        About(
+            "Values of each of the labels model, endpoint and code that metrics tell apart; any more are counted as one, "
+            "`other`.",
+            unit="values",
+        ),
+    ] = 100
 
 
 class TimeoutsConfig(_Section):
-    connect: Duration = 2.0
+    text = "How long the router waits. An answer has no time limit: long generations are ordinary."
+
+    connect: Annotated[Duration, Field(gt=0, le=60), About("To connect to a replica; then the next one is tried.")] = (
+        2.0
+    )
+
+
+class RetryConfig(_Section):
+    text = "When a request is sent again."
+
+    max_refusals: Annotated[
+        Integer,
+        Field(ge=0, le=100),
+        About(
+            "Replicas that may answer 429 or 503 before the client gets that answer; a refusal cost no work.",
+            unit="times",
+        ),
+    ] = 3
 
 
 class HealthConfig(_Section):
-    interval: Duration = 1.0
-    timeout: Duration = 2.0
-    failures: int = Field(default=2, ge=1)
-    stall: Duration = 3.0
-    models_interval: Duration = 5.0
+    text = "How replicas are watched."
+
+    interval: Annotated[Duration, Field(ge=0.01, le=3600), About("Between two probes of /health and /metrics.")] = 1.0
+    timeout: Annotated[Duration, Field(ge=0.01, le=3600), About("For a probe's answer: an engine at work is slow.")] = (
+        2.0
+    )
+    failures: Annotated[
+        Integer,
+        Field(ge=1, le=1000),
+        About("Failed probes in a row that take a replica out; a refused connection does at once.", unit="probes"),
+    ] = 2
+    stall: Annotated[
+        Duration,
+        Field(gt=0, le=3600),
+        About("A replica with open requests and no sign of life for so long gets no new ones until it gives one."),
+    ] = 3.0
+    models_interval: Annotated[
+        Duration, Field(ge=0.01, le=3600), About("Between two looks at /v1/models, which changes with adapters.")
+    ] = 5.0
+
+
+class ReadyConfig(_Section):
+    text = "When this router is ready."
+
+    min_replicas: Annotated[
+        Integer,
+        Field(ge=0),
+        About("Ready replicas that /readyz wants. 0: a router without replicas answers 503 itself.", unit="replicas"),
+    ] = 1
 
 
 class DrainConfig(_Section):
-    timeout: Duration = 300.0
+    text = "How the router stops."
+
+    timeout: Annotated[
+        Duration, Field(ge=0, le=86_400), About("How long answers under way may take to end after SIGTERM.", "restart")
+    ] = 300.0
+
+
+class LogConfig(_Section):
+    text = "What is written down. Prompts, keys and tokens never are."
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], About("The least severe that goes to standard error.")
+    ] = "info"
+    requests: Annotated[
+        bool,
+        About(
+            "A JSON line for each request, on standard output. Off, because metrics count them and a busy fleet would "
+            "write gigabytes a day."
+        ),
+    ] = False
 
 
 class Config(_Section):
     """The whole file."""
 
-    listen: Listen = Endpoint("127.0.0.1", 8080)
-    admin: Listen = Endpoint("127.0.0.1", 9100)
-    replicas: list[ReplicaConfig] = Field(min_length=1)
+    text = "Settings of Homing."
+
+    listen: Annotated[
+        Listen,
+        About(
+            "Where clients connect. Loopback: to be reachable is a decision, 0.0.0.0:8080 for all interfaces.",
+            "restart",
+        ),
+    ] = Endpoint("127.0.0.1", 8080)
+    admin: AdminConfig = AdminConfig()
+    replicas: Annotated[list[ReplicaConfig], Field(min_length=1)]
+    models: dict[str, ModelConfig] = {}
     routing: RoutingConfig = RoutingConfig()
+    proxy: ProxyConfig = ProxyConfig()
     limits: LimitsConfig = LimitsConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    retry: RetryConfig = RetryConfig()
     health: HealthConfig = HealthConfig()
+    ready: ReadyConfig = ReadyConfig()
     drain: DrainConfig = DrainConfig()
+    log: LogConfig = LogConfig()
 
-    @model_validator(mode="after")
-    def _check_replicas(self) -> "Config":
-        for field in ("id", "url"):
-            values = [getattr(replica, field).rstrip("/") for replica in self.replicas]
-            twice = sorted({value for value in values if values.count(value) > 1})
-            if twice:
-                raise ValueError(f"two replicas have the same {field}: {', '.join(twice)}")
-        return self
+    def tools_first(self) -> frozenset[str]:
+        """The models whose chat template puts tools before the system text."""
+        return frozenset(name for name, model in self.models.items() if model.template_order == "tools_first")
 
     def fleet_settings(self) -> FleetSettings:
         """What the core needs of it."""
@@ -181,42 +343,17 @@ class Config(_Section):
         )
 
 
-def load(path: Path) -> Config:
-    """Read and check a file. Raises ConfigError, whose text names the file, each setting and the remedy."""
+def tree() -> Section:
+    """The settings as plain data, in the order of the models."""
+    return section("", Config)
+
+
+def validate(raw: object) -> Config | list[Fault]:
+    """The settings, or everything that is wrong with them; never raises for what a file can hold."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: is not UTF-8: {error.reason} at byte {error.start}"]) from error
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError([f"{path}: is not YAML: {' '.join(str(error).split())}"]) from error
-    if not isinstance(values, dict):
-        raise ConfigError([f"{path}: is not a mapping of settings; the least that works names `replicas`"])
-    try:
-        return Config.model_validate(values)
+        return Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in _problems(error)]) from error
-
-
-def _problems(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = "unknown setting" + _suggestion(problem["loc"])
-        yield f"{where}: {message}" if where else message
-
-
-def _suggestion(where: tuple[int | str, ...]) -> str:
-    allowed: Any = Config
-    for part in where[:-1]:
-        if isinstance(part, int):
-            continue
-        kind = allowed.model_fields[part].annotation
-        allowed = ReplicaConfig if part == "replicas" else kind
-    names = sorted(allowed.model_fields)
-    near = difflib.get_close_matches(str(where[-1]), names, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; allowed here: {', '.join(names)}"
+        return [
+            Fault(found["type"], tuple(found["loc"]), found["input"], found.get("ctx", {}).get("error"))
+            for found in error.errors(include_url=False)
+        ]

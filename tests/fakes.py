@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from router.core.types import Ask, Candidate, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import Ask, Candidate, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def reading(replica: ReplicaId, **changes: object) -> Reading:
     """An idle replica that holds nothing of a prompt of 1,000 tokens; `changes` are fields by name."""
     idle = Reading(
         id=replica, requests=0, queued=0, backlog=0.0, running=0.0, context=0.0, recent=0.0, kv_usage=None,
-        lin=1 / 10_000, step=0.01, kv=4e-8, depth=0, uncached=1000.0, cold=1000.0,
+        lin=1 / 10_000, step=0.01, depth=0, uncached=1000.0, cold=1000.0,
     )  # fmt: skip
     return idle._replace(**changes)  # type: ignore[arg-type]
 
@@ -39,6 +39,7 @@ class FakeView:
     replicas: Sequence[Reading]
     tokens: float = 1000.0
     cold: float = 1000.0
+    lin: float = 1 / 10_000
     kv: float = 4e-8
     output: float = 100.0
     tau: float = 5.0
@@ -76,3 +77,6 @@ class Told:
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait:
         self.views.append(view)
         return self.wait or Candidate(self.replica or view.replicas[0].id, Reason.POLICY)
+
+    def lines(self, replica: Reading, view: View) -> Lines | None:
+        return None

@@ -1,124 +1,247 @@
-"""/metrics. The only file that knows prometheus.
+"""/metrics: the catalogue, and what fills it. The only file that knows prometheus.
 
-A custom collector: counters are counted per record, gauges are read from the fleet at the moment of the scrape, so
-nothing is kept twice and a replica that is gone has no series.
+A custom collector: counts come from the tally, gauges from the fleet at the moment of the scrape, so nothing is kept
+twice and a replica that is gone has no series. Histograms are labelled by model or by replica, never by both. Names,
+types and labels are the catalogue of the project's UX page; a golden list in the tests holds them.
+
+The worker that serves requests renders too, and 6,000 series take it some 50 ms. So a scrape is rendered in slices of
+some 2 ms, and whoever asked lets requests go on between two of them.
 """
 
-import platform
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from time import monotonic, time
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from router.admin import counts
+from router.admin.gauges import INDEX_BLOCK_BYTES, Gauges, missing
+from router.admin.histogram import Histogram
+from router.admin.labels import Labels
+from router.admin.tally import Tally
 from router.core.fleet import Fleet
-from router.core.record import Record
-from router.core.types import Reason, ReplicaId, State
+from router.core.types import ReplicaId
 
-_LEDGER = {
-    "tokens": ("homing_prompt_tokens", "Prompt tokens."),
-    "reachable": ("homing_prompt_tokens_reachable", "Of these, believed cached on the best eligible replica."),
-    "predicted": ("homing_prompt_tokens_predicted_cached", "Of these, believed cached on the replica chosen."),
-    "reported": ("homing_prompt_tokens_reported_cached", "Of these, cached as the engine told."),
+Row = tuple[Sequence[str], "float | Histogram | Mapping[str, str]"]
+Make = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily]
+
+INFO, COUNTER, GAUGE, HISTOGRAM = InfoMetricFamily, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+
+SLICE = 200
+"""Samples rendered at once, at some 10 us each."""
+
+_EOF = b"# EOF\n"
+
+
+class Family(NamedTuple):
+    """One metric: how it is made (a counter's samples end in _total), its help, its labels."""
+
+    make: Make
+    text: str
+    labels: Sequence[str] = ()
+
+
+_WAY = ("model", "stream")
+_OF = ("replica", "model")
+
+CATALOGUE: Mapping[str, Family] = {
+    "homing_build": Family(INFO, "The router's version, commit and Python."),
+    "homing_config": Family(INFO, "Hash of the effective configuration: equal on routers that are set alike."),
+    "homing_requests": Family(
+        COUNTER,
+        "Requests answered; code client_closed: the client left first.",
+        ("model", "endpoint", "code", "stream"),
+    ),
+    "homing_request_duration_seconds": Family(
+        HISTOGRAM, "From arrival to the answer's last byte, of requests that went to a replica.", _WAY
+    ),
+    "homing_time_to_first_chunk_seconds": Family(
+        HISTOGRAM, "From arrival to the answer's first body byte, of answers that were generated.", _WAY
+    ),
+    "homing_time_per_output_chunk_seconds": Family(
+        HISTOGRAM, "(last - first) / (chunks - 1), one observation for each whole streamed answer.", _WAY
+    ),
+    "homing_time_per_output_token_seconds": Family(
+        HISTOGRAM, "(end - first chunk) / (completion tokens - 1), of streamed answers whose usage tells them.", _WAY
+    ),
+    "homing_stage_duration_seconds": Family(HISTOGRAM, "Time in each stage of a request; they add up.", ("stage",)),
+    "homing_decisions": Family(COUNTER, "Requests routed, by reason.", ("model", "policy", "reason")),
+    "homing_limit_cuts": Family(COUNTER, "Ready replicas cut from a choice by a limit.", ("limit",)),
+    "homing_requests_in_flight": Family(GAUGE, "Requests on a replica, by the replica's model.", ("model",)),
+    "homing_queue_depth": Family(GAUGE, "Requests that wait for a limit to lift.", ("model",)),
+    "homing_prompt_tokens": Family(COUNTER, "Prompt tokens of answers that were generated.", ("model",)),
+    "homing_prompt_tokens_reachable": Family(
+        COUNTER, "Of these, believed cached on the best eligible replica.", ("model",)
+    ),
+    "homing_prompt_tokens_predicted_cached": Family(
+        COUNTER, "Of these, believed cached on the replica chosen.", ("model",)
+    ),
+    "homing_prompt_tokens_reported_cached": Family(COUNTER, "Of these, cached as the engine told.", ("model",)),
+    "homing_prompt_tokens_unreported": Family(
+        COUNTER, "Of the prompt tokens, those of answers that did not tell what was cached.", ("model",)
+    ),
+    "homing_prompt_tokens_predicted_unreported": Family(
+        COUNTER, "Of the predicted, those of answers that did not tell what was cached.", ("model",)
+    ),
+    "homing_short_prompts": Family(COUNTER, "Prompts shorter than a block: nothing to compare.", ("model",)),
+    "homing_prefix_prediction_error_ratio": Family(
+        HISTOGRAM, "|predicted - reported| / prompt tokens, of answers that told.", ("model",)
+    ),
+    "homing_replica_state": Family(GAUGE, "1 for the current state.", ("replica", "model", "state")),
+    "homing_replica_state_since_timestamp_seconds": Family(GAUGE, "When the current state began.", _OF),
+    "homing_replica_transitions": Family(COUNTER, "Changes of state.", ("from", "to", "reason")),
+    "homing_replica_in_flight": Family(GAUGE, "Open leases of this router.", _OF),
+    "homing_replica_waiting": Family(GAUGE, "Requests in the engine's own queue.", _OF),
+    "homing_replica_kv_cache_usage_ratio": Family(GAUGE, "Used share of the engine's KV cache.", _OF),
+    "homing_replica_load_ratio": Family(GAUGE, "Open leases over the mean of the model's ready replicas.", _OF),
+    "homing_replica_view_age_seconds": Family(GAUGE, "Time since the engine's gauges were read.", _OF),
+    "homing_replica_time_to_first_chunk_seconds": Family(
+        HISTOGRAM, "From dispatch to the first token or, unless it streams, the first byte.", ("replica",)
+    ),
+    "homing_replica_requests": Family(COUNTER, "Sends to the replica, by how they ended.", ("replica", "outcome")),
+    "homing_replica_prompt_tokens": Family(COUNTER, "Prompt tokens of answers that it generated.", ("replica",)),
+    "homing_replica_prompt_tokens_reported_cached": Family(COUNTER, "Of these, cached as it told.", ("replica",)),
+    "homing_probe_duration_seconds": Family(HISTOGRAM, "Health probes, failed ones too.", ("replica",)),
+    "homing_probe_failures": Family(COUNTER, "Health probes that failed.", ("replica", "reason")),
+    "homing_upstream_errors": Family(COUNTER, "Sends that ended in an error.", ("replica", "reason")),
+    "homing_retries": Family(COUNTER, "Sends again: why, and how they ended.", ("reason", "outcome")),
+    "homing_rejected": Family(COUNTER, "Requests that the router itself refused.", ("reason",)),
+    "homing_client_disconnects": Family(COUNTER, "Clients that left before their answer was whole.", ("phase",)),
+    "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
+    "homing_index_bytes": Family(GAUGE, f"Memory of these, estimated at {INDEX_BLOCK_BYTES} bytes each."),
+    "homing_index_evictions": Family(
+        COUNTER, "Blocks believed gone: evicted by capacity, or disproved by an engine's count.", ("reason",)
+    ),
+    "homing_event_loop_lag_seconds": Family(HISTOGRAM, "How late a timer of the worker's event loop fires."),
+    "homing_label_overflow": Family(COUNTER, "Counts that went to `other`, beyond limits.label_values.", ("label",)),
+    "homing_engine_metric_missing": Family(GAUGE, "Replicas whose /metrics lacks this one.", ("metric",)),
+    "homing_request_log_dropped": Family(COUNTER, "Lines of the request log that found its buffer full."),
 }
-"""The locality ledger: field of a tally -> its counter's name and help. Never written to."""
+"""Name -> metric, in the order of exposition."""
 
 
-class _Tally:
-    """Sums over the requests that are alike in every label."""
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the rest comes from: what each replica's /metrics lacks, how many requests wait for each model, log lines
+    dropped, and what never changes."""
 
-    __slots__ = ("predicted", "reachable", "reported", "requests", "tokens")
+    missing: Mapping[ReplicaId, Collection[str]]
+    queued: Callable[[], Mapping[str | None, int]]
+    dropped: Callable[[], int]
+    policy: str
+    build: Mapping[str, str]
+    config_hash: str
 
-    def __init__(self) -> None:
-        self.requests = self.tokens = self.reachable = self.predicted = self.reported = 0
 
+class _One(Collector):
+    """A registry of one metric."""
 
-def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> Metric:
-    metric = CounterMetricFamily(name, text, labels=labels)
-    for values, count in counts.items():
-        metric.add_metric(values, count)
-    return metric
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
 
 
 class Metrics(Collector):
-    """Counts records and renders them beside the fleet's state.
+    """Renders a tally beside the fleet's state."""
 
-    `missing` tells for each replica the engine metrics that it lacks, `queued` how many requests wait for each model.
-    """
+    def __init__(self, fleet: Fleet, tally: Tally, sources: Sources) -> None:
+        self._fleet, self._tally, self._sources = fleet, tally, sources
+        self._unix = time() - monotonic()  # Once, so that a state's begin does not move with the wall clock.
+        self._process = ProcessCollector(registry=None)
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        policy: str,
-        missing: Mapping[ReplicaId, Collection[str]],
-        queued: Callable[[], Mapping[str | None, int]],
-    ) -> None:
-        self._fleet, self._policy, self._missing, self._queued = fleet, policy, missing, queued
-        self._tallies: dict[tuple[str | None, str, int, bool, Reason | None], _Tally] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-
-    def record(self, record: Record) -> None:
-        """Count one finished request."""
-        key = (record.model, record.endpoint, record.status, record.streams, record.reason)
-        tally = self._tallies.get(key)
-        if tally is None:
-            tally = self._tallies[key] = _Tally()
-        tally.requests += 1
-        for settled, _ in record.attempts[-1:]:
-            tally.tokens += settled.prompt_tokens
-            tally.reachable += settled.reachable
-            tally.predicted += settled.predicted
-            tally.reported += settled.reported or 0
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition that `accept` prefers, and its content type."""
+    def render(self, accept: str) -> tuple[Iterator[bytes], str]:
+        """The exposition that `accept` prefers, in slices, and its content type."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return self._slices(encode, "openmetrics" in content_type), content_type
+
+    def _slices(self, encode: Callable[[Collector], bytes], ends: bool) -> Iterator[bytes]:
+        for metric in chain(self.collect(), self._process.collect()):
+            samples = metric.samples
+            for start in range(0, max(1, len(samples)), SLICE):
+                metric.samples = samples[start : start + SLICE]
+                text = encode(_One(metric)).removesuffix(_EOF)
+                yield _headless(text) if start else text
+        if ends:
+            yield _EOF
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's Collector."""
-        info = InfoMetricFamily("homing_build", "The router's version.")
-        info.add_metric([], {"version": version("homing"), "python": platform.python_version()})
-        yield info
-        yield from self._counters()
-        yield from self._gauges()
+        tally = self._tally
+        tally.align()
+        rows = self._own() | counts.of_requests(tally, self._sources.policy) | counts.of_replicas(tally)
+        rows |= self._gauges()
+        for name, family in CATALOGUE.items():
+            yield _metric(name, family, rows.pop(name))
+        assert not rows, rows.keys()
 
-    def _counters(self) -> Iterator[Metric]:
-        requests: Counter[tuple[str, ...]] = Counter()
-        decisions: Counter[tuple[str, ...]] = Counter()
-        tokens: dict[str, Counter[tuple[str, ...]]] = {field: Counter() for field in _LEDGER}
-        for (name, endpoint, status, streams, reason), tally in self._tallies.items():
-            model = name or ""
-            requests[model, endpoint, str(status), "true" if streams else "false"] += tally.requests
-            if reason is not None:
-                decisions[model, self._policy, reason.value] += tally.requests
-            for field, counts in tokens.items():
-                counts[(model,)] += getattr(tally, field)
-        yield _counter("homing_requests", "Requests answered.", ("model", "endpoint", "code", "stream"), requests)
-        yield _counter("homing_decisions", "Requests routed, by reason.", ("model", "policy", "reason"), decisions)
-        for field, counts in tokens.items():
-            yield _counter(*_LEDGER[field], ("model",), counts)
+    def _own(self) -> dict[str, Iterable[Row]]:
+        sources, tally, index = self._sources, self._tally, self._fleet.residency
+        return {
+            "homing_build": [((), sources.build)],
+            "homing_config": [((), {"hash": sources.config_hash})],
+            "homing_index_blocks": [((), len(index))],
+            "homing_index_bytes": [((), len(index) * INDEX_BLOCK_BYTES)],
+            "homing_index_evictions": [(("capacity",), index.evictions), (("disproved",), tally.disproved)],
+            "homing_request_log_dropped": [((), sources.dropped())],
+        }
 
-    def _gauges(self) -> Iterator[Metric]:
-        queue = GaugeMetricFamily("homing_queue_depth", "Requests that wait for a limit to lift.", labels=["model"])
-        for model, depth in self._queued().items():
-            queue.add_metric([model or ""], depth)
-        yield queue
-        state = GaugeMetricFamily("homing_replica_state", "1 for the current state.", labels=["replica", "state"])
-        in_flight = GaugeMetricFamily("homing_replica_in_flight", "Open leases.", labels=["replica"])
-        for replica in self._fleet.replicas:
-            for one in State:
-                state.add_metric([replica.id, one.value], float(replica.state is one))
-            in_flight.add_metric([replica.id], replica.requests)
-        yield state
-        yield in_flight
-        missing = GaugeMetricFamily(
-            "homing_engine_metric_missing", "Replicas whose /metrics lacks this one.", labels=["metric"]
-        )
-        for metric, replicas in Counter(name for names in self._missing.values() for name in names).items():
-            missing.add_metric([metric], replicas)
-        yield missing
+    def _gauges(self) -> dict[str, Iterable[Row]]:
+        labels = self._tally.labels
+        gauges = Gauges(self._fleet, self._sources.queued(), monotonic(), self._unix)
+        known = {replica.id for replica in self._fleet.replicas}
+        return {
+            "homing_requests_in_flight": _summed(gauges.in_flight(), labels),
+            "homing_queue_depth": _summed(gauges.queue(), labels),
+            "homing_replica_state": gauges.states(),
+            "homing_replica_state_since_timestamp_seconds": gauges.since(),
+            "homing_replica_in_flight": gauges.replicas_in_flight(),
+            "homing_replica_waiting": gauges.waiting(),
+            "homing_replica_kv_cache_usage_ratio": gauges.kv_usage(),
+            "homing_replica_load_ratio": gauges.load_ratio(),
+            "homing_replica_view_age_seconds": gauges.view_age(),
+            "homing_engine_metric_missing": missing(self._sources.missing, known),
+        }
+
+
+def _headless(text: bytes) -> bytes:
+    """Without help and type, which a family's first slice has told."""
+    while text.startswith(b"# "):
+        text = text[text.index(b"\n") + 1 :]
+    return text
+
+
+def _summed(rows: Iterable[tuple[Sequence[str], float]], labels: Labels) -> Iterable[Row]:
+    """Rows by model, with the models that found no room summed under one label."""
+    sums: dict[str, float] = {}
+    for (model,), value in rows:
+        label = labels.value("model", model)
+        sums[label] = sums.get(label, 0) + value
+    return [((label,), value) for label, value in sums.items()]
+
+
+def _metric(name: str, family: Family, rows: Iterable[Row]) -> Metric:
+    metric: Any = family.make(name, family.text, labels=family.labels)  # Their add_metric have no type in common.
+    bounds: list[str] = []  # The same for all rows of a family.
+    for labels, value in rows:
+        if isinstance(value, Histogram):
+            bounds = bounds or [*map(floatToGoString, value.bounds), "+Inf"]
+            metric.add_metric(labels, list(zip(bounds, value.cumulative(), strict=True)), value.total)
+        else:
+            metric.add_metric(labels, value)
+    assert isinstance(metric, Metric)
+    return metric

@@ -12,11 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
+from typing import Protocol
 
 import aiohttp
 
 from router.core.fleet import Fleet
+from router.core.member import Transition
 from router.core.types import EngineSample, ReplicaId, State
 from router.members import engine
 
@@ -27,6 +30,25 @@ COMPLAIN_AFTER = 10
 
 JITTER = 0.1
 """Share of an interval by which each wait differs."""
+
+
+class Cause(StrEnum):
+    """What a probe found, and what a change of state is due to, in one word."""
+
+    ANSWERS = "answers"
+    REFUSED = "refused"  # nobody listens there
+    UNREACHABLE = "unreachable"  # no connection, for another reason
+    TIMEOUT = "timeout"
+    STATUS = "status"  # it answers, but not with 200
+    BROKEN = "broken"  # what it answers breaks off, or is no HTTP
+
+
+class Observer(Protocol):
+    """Who is told of every probe, with the seconds it took and how it failed if it did, and of every change."""
+
+    def probed(self, replica: ReplicaId, seconds: float, failure: str | None) -> None: ...
+
+    def turned(self, transition: Transition, cause: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +71,13 @@ class Health:
         settings: HealthSettings,
         rng: Random,
         changed: Callable[[], None],
+        observer: Observer,
+        keys: Mapping[ReplicaId, str] | None = None,
     ) -> None:
+        """`keys` are the API keys of the replicas that want one, for the router's own calls only."""
+        self._headers = {replica: {"Authorization": f"Bearer {key}"} for replica, key in (keys or {}).items()}
         self._fleet, self._urls, self._settings = fleet, urls, settings
-        self._rng, self._changed = rng, changed
+        self._rng, self._changed, self._observer = rng, changed, observer
         self._failures = dict.fromkeys(urls, 0)
         self.missing: dict[ReplicaId, frozenset[str]] = {}
 
@@ -66,7 +92,7 @@ class Health:
 
     def unreachable(self, replica: ReplicaId) -> None:
         """The data plane's connection was refused: nobody listens there, so the replica is out at once."""
-        self._mark(replica, State.DOWN, "connection refused")
+        self._mark(replica, State.DOWN, "connection refused", Cause.REFUSED)
 
     async def _watch(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
         """One replica's loop."""
@@ -80,30 +106,44 @@ class Health:
                 if (joins or clock() >= models_at) and await self._models(session, replica):
                     models_at = clock() + self._settings.models_interval
                 if joins and self._fleet.replica(replica).models:
-                    self._mark(replica, State.READY, "answers /health")
+                    self._mark(replica, State.READY, "answers /health", Cause.ANSWERS)
                 self._changed()
             await asyncio.sleep(due - clock())
 
     async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaId) -> bool:
-        try:
-            async with session.get(f"{self._urls[replica]}/health") as response:
-                await response.read()
-                problem = None if response.status == 200 else f"/health answers {response.status}"
-        except aiohttp.ClientConnectorError as error:
-            problem = f"cannot connect: {error.os_error.strerror or error}"
-            if isinstance(error.os_error, ConnectionRefusedError):
-                self._failures[replica] = max(self._failures[replica], self._settings.failures - 1)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            problem = f"/health: {error or 'no answer in time'}"
-        if problem is not None:
-            self._failed(replica, problem)
+        begun = time.monotonic()
+        cause, problem = await self._ask(session, replica)
+        now = time.monotonic()
+        good = cause is Cause.ANSWERS
+        self._observer.probed(replica, now - begun, None if good else cause)
+        if not good:
+            self._failed(replica, problem, cause)
             return False
         self._failures[replica] = 0
-        self._fleet.sign_of_life(replica, time.monotonic())
+        self._fleet.sign_of_life(replica, now)
         return True
 
-    def _failed(self, replica: ReplicaId, problem: str) -> None:
+    async def _ask(self, session: aiohttp.ClientSession, replica: ReplicaId) -> tuple[Cause, str]:
+        """One probe: what it found, and that in words."""
+        try:
+            async with session.get(f"{self._urls[replica]}/health", headers=self._headers.get(replica)) as response:
+                await response.read()
+                cause = Cause.ANSWERS if response.status == 200 else Cause.STATUS
+                return cause, f"/health answers {response.status}"
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            cause = Cause.REFUSED if refused else Cause.UNREACHABLE
+            return cause, f"cannot connect: {error.os_error.strerror or error}"
+        except TimeoutError:
+            return Cause.TIMEOUT, "/health: no answer in time"
+        except aiohttp.ClientError as error:
+            return Cause.BROKEN, f"/health: {error or 'no answer'}"
+
+    def _failed(self, replica: ReplicaId, problem: str, cause: Cause) -> None:
+        """Count it. A refused connection is as good as all failures: who is gone is out at once."""
         self._failures[replica] += 1
+        if cause is Cause.REFUSED:
+            self._failures[replica] = max(self._failures[replica], self._settings.failures)
         if self._failures[replica] == COMPLAIN_AFTER:
             log.warning(
                 "replica %s at %s failed %d probes in a row (%s): is the URL right, and is the engine running?",
@@ -113,7 +153,7 @@ class Health:
                 problem,
             )
         if self._failures[replica] >= self._settings.failures:
-            self._mark(replica, State.DOWN, problem)
+            self._mark(replica, State.DOWN, problem, cause)
 
     async def _scrape(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
         """Read the engine's gauges. Our own counts are taken before and after, and the larger count: a request that
@@ -145,15 +185,16 @@ class Health:
     async def _text(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> str | None:
         """The body of a good answer; None for any other, and for none."""
         try:
-            async with session.get(f"{self._urls[replica]}{path}") as response:
+            async with session.get(f"{self._urls[replica]}{path}", headers=self._headers.get(replica)) as response:
                 text = await response.text(errors="replace")
                 return text if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("replica %s: %s: %s", replica, path, error)
             return None
 
-    def _mark(self, replica: ReplicaId, state: State, reason: str) -> None:
+    def _mark(self, replica: ReplicaId, state: State, reason: str, cause: Cause) -> None:
         transition = self._fleet.mark(replica, state, reason, time.monotonic())
         if transition is not None:
+            self._observer.turned(transition, cause)
             log.info("replica %s: %s -> %s (%s)", replica, transition.old, transition.new, reason)
             self._changed()

@@ -24,7 +24,7 @@ def sanity_buffer(size: int) -> bytes:
 
 @pytest.mark.parametrize("vector", GOLDEN["published"], ids=lambda vector: f"{vector['size']} bytes, {vector['root']}")
 def test_one_block_hashes_to_what_xxhash_publishes(vector: dict[str, Any]) -> None:
-    data, root, published = sanity_buffer(vector["size"]), int(vector["root"], 16), int(vector["hash"], 16)
+    data, root, published = (sanity_buffer(vector["size"]), int(vector["root"], 16), int(vector["hash"], 16))
     assert chain(data, root, max(1, len(data))) == ([published] if data else [], published)
     assert chain(data, root, len(data) + 1) == ([], published)
 
@@ -58,12 +58,7 @@ def test_the_tail_of_nothing_still_tells_roots_apart() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    head=st.binary(max_size=64),
-    left=st.binary(max_size=64),
-    right=st.binary(max_size=64),
-    block=st.integers(1, 16),
-)
+@given(head=st.binary(max_size=64), left=st.binary(max_size=64), right=st.binary(max_size=64), block=st.integers(1, 16))
 def test_chains_share_exactly_the_blocks_that_their_prompts_share(
     head: bytes, left: bytes, right: bytes, block: int
 ) -> None:
@@ -79,5 +74,5 @@ def test_chains_share_exactly_the_blocks_that_their_prompts_share(
 @given(data=st.binary(min_size=1, max_size=64), roots=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)))
 def test_no_hash_survives_another_root(data: bytes, roots: tuple[int, int]) -> None:
     one, other = (chain(data, root, 8) for root in roots)
-    shared = set(one.hashes + [one.tail]) & set(other.hashes + [other.tail])
+    shared = {*one.hashes, one.tail} & {*other.hashes, other.tail}
     assert bool(shared) == (roots[0] == roots[1])

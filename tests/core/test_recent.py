@@ -66,7 +66,7 @@ CHAINS = st.lists(st.integers(0, 1), max_size=9).map(path)
 REQUESTS = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 14.9, 15.1, 31.0]), CHAINS), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(requests=REQUESTS, asked=CHAINS, replicas=st.integers(0, 9))
 def test_shares_and_coldness_are_those_of_a_list_of_the_requests(
     requests: list[tuple[float, list[int]]], asked: list[int], replicas: int
@@ -84,7 +84,7 @@ def test_shares_and_coldness_are_those_of_a_list_of_the_requests(
             assert coldness.before(depth) == pytest.approx(naive.cold_blocks(chain, depth, replicas), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(requests=REQUESTS, replicas=st.integers(1, 20))
 def test_the_key_is_the_shallowest_power_of_two_that_few_share(
     requests: list[tuple[float, list[int]]], replicas: int
@@ -103,8 +103,9 @@ def test_the_key_is_the_shallowest_power_of_two_that_few_share(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "share"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 2), (4, 1 / 2), (5, 2 / 5), (8, 1 / 4), (16, 1 / 8), (99, 1 / 8)]
-)  # fmt: skip
+    ("replicas", "share"),
+    [(1, 1 / 2), (2, 1 / 2), (3, 1 / 2), (4, 1 / 2), (5, 2 / 5), (8, 1 / 4), (16, 1 / 8), (99, 1 / 8)],
+)
 def test_the_hot_share_is_two_fair_shares_between_an_eighth_and_a_half(replicas: int, share: float) -> None:
     assert hot_share(replicas) == share
 

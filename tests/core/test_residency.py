@@ -1,4 +1,4 @@
-"""Who holds which chain, against a mirror of vLLM's cache so naive that it can be read at a glance; and rule by rule."""
+"""Who holds which chain: against a mirror of vLLM's cache so naive that a glance can check it, and rule by rule."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ class NaivePlacement:
 
 
 class NaiveShelf:
-    """One replica, block by block. `free` is vLLM's free list, oldest first; `confirmed` are blocks that it computed."""
+    """One replica, block by block. `free` is vLLM's free list, oldest first; `confirmed` is what it has computed."""
 
     def __init__(self) -> None:
         self.pins: dict[int, int] = {}
@@ -119,13 +119,13 @@ class ResidencyMachine(RuleBasedStateMachine):
         for replica in REPLICAS:
             self.residency.join(replica)
         self.open: list[tuple[Placement, NaivePlacement]] = []
-        self.seen: list[list[int]] = []
+        self.seen: list[list[int]] = []  # Each chain once.
 
     @rule(replica=st.sampled_from(REPLICAS), chain=CHAINS, capacity=st.integers(0, 12))
     def place(self, replica: str, chain: list[int], capacity: int) -> None:
         shelf = self.naive[replica]
         depth, pinned = shelf.depth(chain), len(shelf.pins)
-        placement, naive = self.residency.place(replica, chain, capacity), shelf.place(chain, capacity)
+        placement, naive = (self.residency.place(replica, chain, capacity), shelf.place(chain, capacity))
         assert placement.depth == depth == len(naive.ages)
         assert placement.blocks == len(naive.blocks)
         if chain:
@@ -133,7 +133,8 @@ class ResidencyMachine(RuleBasedStateMachine):
             assert self.residency.held(replica) <= max(capacity, pinned + new_pins)
             assert len(shelf.pins) <= max(capacity, pinned + depth)
         self.open.append((placement, naive))
-        self.seen.append(chain)
+        if chain not in self.seen:
+            self.seen.append(chain)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -186,9 +187,6 @@ class ResidencyMachine(RuleBasedStateMachine):
                 assert [block in shelf.held for block in chain] == sorted(
                     (block in shelf.held for block in chain), reverse=True
                 )
-            for end in range(1, len(chain) + 1):
-                for replica, depth in self.residency.depths(chain[:end]).items():
-                    assert depth == min(end, self.residency.depths(chain)[replica])
 
     @invariant()
     def remembers_answers_while_it_holds_their_prompts(self) -> None:
@@ -209,7 +207,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert all(self.residency.depths(chain) == {} for chain in self.seen)
 
 
-ResidencyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ResidencyMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestResidencyAgainstANaiveOne = ResidencyMachine.TestCase
 
 
@@ -332,7 +330,7 @@ def test_a_failed_placement_leaves_what_another_request_computed_meanwhile(resid
 
 
 def test_a_failed_placement_leaves_what_another_request_is_still_computing(residency: Residency) -> None:
-    failed, other = residency.place("a", [1, 2, 3], ROOM), residency.place("a", [1, 2], ROOM)
+    failed, other = (residency.place("a", [1, 2, 3], ROOM), residency.place("a", [1, 2], ROOM))
     residency.release(failed)
     assert residency.depths([1, 2, 3]) == {"a": 2}
     residency.release(other)
@@ -348,7 +346,7 @@ def test_a_new_epoch_forgets_at_once_what_no_request_holds(residency: Residency)
 
 
 def test_a_new_epoch_forgets_a_running_request_when_it_ends_unless_a_first_token_confirms(residency: Residency) -> None:
-    dies, lives = residency.place("a", [1, 2], ROOM), residency.place("a", [10, 11], ROOM)
+    dies, lives = (residency.place("a", [1, 2], ROOM), residency.place("a", [10, 11], ROOM))
     residency.confirm(dies)
     residency.confirm(lives)
     residency.forget("a")

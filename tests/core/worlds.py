@@ -8,6 +8,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
+from router.core.backlog import Learned
 from router.core.blocks import BLOCK_BYTES, chain
 from router.core.fleet import Fleet, FleetSettings
 from router.core.lease import Lease, Settled
@@ -59,10 +60,10 @@ def leased(fleet: Fleet, asked: Ask, now: float = 0.0) -> Lease:
 
 
 def answered(fleet: Fleet, asked: Ask, now: float = 0.0, usage: Usage | None = None) -> Settled:
-    """A request from route to end, in an instant."""
+    """A request from route to end: its first token at once, its last after as long as answers are taken to last."""
     lease = leased(fleet, asked, now)
     lease.first_token(now)
-    return lease.finish(Outcome.OK, usage, now)
+    return lease.finish(Outcome.OK, usage, now + Learned().tau.value)
 
 
 def spread(placed: Iterable[ReplicaId], replicas: int) -> list[int]:

@@ -1,0 +1,37 @@
+"""Health checks of the router itself, told as kube-apiserver tells them. Pure.
+
+A check is a name and a function that answers what is wrong, or None. `/livez` has none but the answer itself: the
+event loop turns. It must not depend on replicas, or a fleet's outage would have every router restarted on top of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from router.core.fleet import Fleet
+
+
+class Check(NamedTuple):
+    """`problem` answers what is wrong in one line; None when nothing is."""
+
+    name: str
+    problem: Callable[[], str | None]
+
+
+def replicas(fleet: Fleet, least: int) -> Check:
+    """At least so many replicas are ready; with 0 a router without any is ready too, and answers 503 itself."""
+
+    def problem() -> str | None:
+        ready = len(fleet.ready)
+        return None if ready >= least else f"{ready} of {len(fleet.replicas)} are ready, {least} wanted"
+
+    return Check("replicas", problem)
+
+
+def verdict(probe: str, checks: Sequence[Check], verbose: bool) -> tuple[bool, str]:
+    """Whether all pass, and the text of the answer: `ok`, or a line for each check."""
+    found = [(check.name, check.problem()) for check in checks]
+    good = all(problem is None for _, problem in found)
+    if good and not verbose:
+        return True, "ok"
+    lines = [f"[+]{name} ok" if problem is None else f"[-]{name} failed: {problem}" for name, problem in found]
+    return good, "\n".join([*lines, f"{probe} check {'passed' if good else 'failed'}", ""])

@@ -1,0 +1,83 @@
+"""Sockets that listen, and who has a port that is taken. Its words for what fails complete "cannot listen: ...".
+
+The owner of a port is read from /proc (Linux); elsewhere, or where another user's process hides it, nobody is named.
+"""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+from router.values import Endpoint
+
+BACKLOG = 4096
+LISTENING = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
+
+
+class CannotListen(Exception):
+    """An address that cannot be had; `remedy` is what helps."""
+
+    def __init__(self, message: str, remedy: str | None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+def listen(endpoint: Endpoint) -> socket.socket:
+    """A bound socket. Raises CannotListen."""
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    try:
+        return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotListen(*_reason(endpoint, error)) from error
+
+
+def _reason(endpoint: Endpoint, error: OSError) -> tuple[str, str | None]:
+    if error.errno is not None and error.errno < 0:  # getaddrinfo's, which create_server hands on as an OSError.
+        return f"no address is known for the host {endpoint.host}", "write an IP address"
+    if error.errno == errno.EADDRINUSE:
+        owner = owner_of(endpoint.port)
+        by = f" by process {owner[0]} ({owner[1]})" if owner else ""
+        return f"port {endpoint.port} is in use{by}", "stop that process, or choose another port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{endpoint.host} is not an address of this machine", "0.0.0.0 stands for all that it has"
+    if error.errno == errno.EACCES:
+        return f"port {endpoint.port} is not permitted to this user", "ports below 1024 need a privilege; take another"
+    return os.strerror(error.errno) if error.errno else str(error), None
+
+
+def owner_of(port: int) -> tuple[int, str] | None:
+    """The process (id, name) that listens on a TCP port, where /proc tells."""
+    inodes = _inodes(port)
+    if not inodes:
+        return None
+    for directory in Path("/proc").glob("[0-9]*"):
+        if _holds(directory, inodes):
+            return int(directory.name), _name(directory)
+    return None
+
+
+def _inodes(port: int) -> set[str]:
+    """Of the sockets that listen on a port, as their links in /proc/PID/fd read."""
+    found: set[str] = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        try:
+            rows = [line.split() for line in table.read_text().splitlines()[1:]]
+        except OSError:  # Another system, or no IPv6: nobody is named.
+            continue
+        found |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == LISTENING}
+    return found
+
+
+def _holds(process: Path, inodes: set[str]) -> bool:
+    try:
+        return any(os.readlink(link) in inodes for link in (process / "fd").iterdir())
+    except OSError:  # It has ended, or is another user's.
+        return False
+
+
+def _name(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return "unknown"

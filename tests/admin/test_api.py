@@ -1,0 +1,198 @@
+"""What the admin port answers."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+
+from router.admin import api, checks, report
+from router.admin.api import MAX_EXPLAINED, PATHS, Admin
+from router.admin.checks import Check
+from router.admin.metrics import CATALOGUE
+from router.admin.tally import Tally
+from router.core.fleet import Fleet
+from router.core.policy import PrefixAffinity
+from router.core.types import EngineSample, State
+from tests.admin.making import MODEL, OPENMETRICS, fleet_of, metrics_of
+
+Client = TestClient[Any, Any]
+
+
+class Port:
+    """An admin port over a fleet of two; `open` is what its listener says."""
+
+    def __init__(self) -> None:
+        self.fleet: Fleet = fleet_of(2)
+        self.open = True
+        self.explained: list[tuple[str, bytes]] = []
+
+    def explain(self, path: str, body: bytes) -> dict[str, Any]:
+        self.explained.append((path, body))
+        return {"decision": "route"}
+
+    def admin(self, explains: bool = True) -> Admin:
+        return Admin(
+            self.fleet,
+            "prefix_affinity",
+            metrics_of(self.fleet, Tally(self.fleet, 200)),
+            lambda: {MODEL: 3},
+            (Check("listener", lambda: None if self.open else "the clients' port is not open"),),
+            (checks.replicas(self.fleet, 2),),
+            self.explain if explains else None,
+            lambda: 10.0,
+        )
+
+
+@pytest.fixture
+def port() -> Port:
+    return Port()
+
+
+@pytest.fixture
+async def client(port: Port) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(api.make(port.admin()))) as client:
+        yield client
+
+
+async def test_livez_depends_on_nothing(client: Client, port: Port) -> None:
+    port.open = False
+    port.fleet.mark("r0", State.DOWN, "test", 0.0)
+    async with client.get("/livez") as response:
+        assert (response.status, await response.text()) == (200, "ok")
+
+
+async def test_startupz_waits_for_the_listener_and_not_for_replicas(client: Client, port: Port) -> None:
+    port.fleet.mark("r0", State.DOWN, "test", 0.0)
+    async with client.get("/startupz") as response:
+        assert response.status == 200
+    port.open = False
+    async with client.get("/startupz") as response:
+        assert response.status == 503
+
+
+async def test_readyz_is_ok_in_one_word_or_lists_its_checks(client: Client) -> None:
+    async with client.get("/readyz") as response:
+        assert (response.status, await response.text()) == (200, "ok")
+    async with client.get("/readyz?verbose") as response:
+        assert await response.text() == "[+]listener ok\n[+]replicas ok\nreadyz check passed\n"
+
+
+async def test_readyz_that_fails_says_what_even_when_not_asked(client: Client, port: Port) -> None:
+    port.fleet.mark("r0", State.DOWN, "test", 0.0)
+    async with client.get("/readyz") as response:
+        assert response.status == 503
+        assert await response.text() == (
+            "[+]listener ok\n[-]replicas failed: 1 of 2 are ready, 2 wanted\nreadyz check failed\n"
+        )
+
+
+async def test_with_no_least_number_a_router_without_replicas_is_ready() -> None:
+    fleet = Fleet(PrefixAffinity())
+    assert checks.verdict("readyz", [checks.replicas(fleet, 0)], verbose=False) == (True, "ok")
+    assert not checks.verdict("readyz", [checks.replicas(fleet, 1)], verbose=False)[0]
+
+
+async def test_fleet_has_the_schema_that_tools_rely_on(client: Client, port: Port) -> None:
+    port.fleet.sampled("r1", EngineSample(8.5, 4, 1, 0.25))
+    async with client.get("/fleet") as response:
+        told = await response.json()
+    first, second = told.pop("replicas")
+    assert told == {
+        "policy": "prefix_affinity",
+        "models": {MODEL: {"ready": 2, "replicas": 2, "queued": 3}},
+        "residency": {"blocks": 0, "evictions": 0},
+    }
+    assert first == {
+        "id": "r0", "state": "ready", "reason": "test", "since_seconds": 10.0, "models": [MODEL], "model": MODEL,
+        "requests": 0, "without_first_token": 0, "backlog_tokens": 0, "context_tokens": 0, "kv_tokens": 400_000,
+        "resident_blocks": 0, "prefill_tokens_per_second": None, "step_seconds": 0.006, "engine": None,
+    }  # fmt: skip
+    assert second["engine"] == {"running": 4, "waiting": 1, "kv_cache_usage_ratio": 0.25, "age_seconds": 1.5}
+
+
+async def test_fleet_documents_each_of_its_keys(client: Client) -> None:
+    async with client.get("/fleet") as response:
+        told = await response.json()
+    documented = report.__doc__ or ""
+    assert all(f"| {key} |" in documented for key in told)
+    assert all(f".{key}" in documented for key in told["replicas"][0])
+
+
+async def test_metrics_come_in_the_format_that_was_asked_for(client: Client) -> None:
+    async with client.get("/metrics", headers={"Accept": OPENMETRICS}) as response:
+        assert response.content_type == "application/openmetrics-text"
+        assert (await response.text()).endswith("# EOF\n")
+    async with client.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert "# EOF" not in await response.text()
+
+
+async def test_requests_go_on_while_a_scrape_is_rendered(port: Port) -> None:
+    """CASES A31, in turns of the loop rather than in seconds, which depend on the machine."""
+    request = make_mocked_request("GET", "/metrics", app=api.make(port.admin()))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await api.metrics(request)
+    task.cancel()
+    assert turns >= len(CATALOGUE)
+
+
+async def test_the_index_and_a_404_list_what_there_is(client: Client) -> None:
+    async with client.get("/") as response:
+        index = await response.text()
+    assert [line.split()[0] for line in index.splitlines()] == list(PATHS)
+    async with client.get("/metrix") as response:
+        assert response.status == 404
+        assert await response.json() == {"error": {"message": "no /metrix here", "paths": list(PATHS)}}
+    for path in PATHS:
+        async with client.get(path) as response:
+            assert response.status in (200, 405)
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "/explain"])
+async def test_nothing_but_explain_takes_a_post(client: Client, path: str) -> None:
+    async with client.post(path) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET,HEAD"
+        assert "error" in await response.json()
+
+
+async def test_a_get_of_explain_is_told_to_post(client: Client, port: Port) -> None:
+    async with client.get("/explain") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert port.explained == []
+
+
+async def test_explain_hands_over_path_and_body_as_they_came(client: Client, port: Port) -> None:
+    async with client.post("/explain", data=b'{"model": 1') as response:
+        assert await response.json() == {"decision": "route"}
+    async with client.post("/explain?path=/v1/messages", data=b"") as response:
+        assert response.status == 200
+    assert port.explained == [("/v1/chat/completions", b'{"model": 1'), ("/v1/messages", b"")]
+
+
+async def test_explain_refuses_a_path_that_is_none_and_a_body_without_end(client: Client, port: Port) -> None:
+    async with client.post("/explain?path=v1", data=b"{}") as response:
+        assert response.status == 400
+        assert "v1" in (await response.json())["error"]["message"]
+    async with client.post("/explain", data=io.BytesIO(bytes(MAX_EXPLAINED + 1))) as response:
+        assert response.status == 413
+        assert json.loads(await response.text())["error"]["message"] == f"a body here is at most {MAX_EXPLAINED} bytes"
+    assert port.explained == []
+
+
+async def test_a_router_that_does_not_explain_says_so(port: Port) -> None:
+    async with TestClient(TestServer(api.make(port.admin(explains=False)))) as client:
+        response = await client.post("/explain", data=b"{}")
+        assert response.status == 501

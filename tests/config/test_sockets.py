@@ -1,0 +1,44 @@
+"""Listening, and who has a port that is taken."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from router.sockets import CannotListen, listen, owner_of
+from router.values import Endpoint
+
+LOOPBACK = "127.0.0.1"
+
+
+def test_a_port_of_zero_is_any_free_one() -> None:
+    with listen(Endpoint(LOOPBACK, 0)) as one, listen(Endpoint(LOOPBACK, 0)) as other:
+        assert one.getsockname()[1] != other.getsockname()[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_owner_of_a_port_is_found_and_named() -> None:
+    with listen(Endpoint(LOOPBACK, 0)) as mine:
+        port = mine.getsockname()[1]
+        owner = owner_of(port)
+        assert owner is not None
+        assert owner[0] == os.getpid()
+        with pytest.raises(CannotListen, match=rf"port {port} is in use by process {os.getpid()} \(") as raised:
+            listen(Endpoint(LOOPBACK, port))
+        assert raised.value.remedy == "stop that process, or choose another port"
+
+
+def test_a_port_that_is_bound_and_not_listened_on_has_no_owner() -> None:
+    with socket.socket() as idle:
+        idle.bind((LOOPBACK, 0))
+        assert owner_of(idle.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("192.0.2.1", "192.0.2.1 is not an address of this machine"), ("a..b", "no address is known for the host a..b")],
+)
+def test_a_host_that_is_not_here_is_told_as_such(host: str, says: str) -> None:
+    with pytest.raises(CannotListen, match=says):
+        listen(Endpoint(host, 0))
