@@ -20,6 +20,8 @@ POLICIES = ("round_robin", "prefix_affinity")
 
 
 class Progress(Protocol):
+    """Where a comparison tells how far it is: a bar on a terminal, plain lines elsewhere."""
+
     def begin(self, policy: str) -> None:
         """An arm's fleet is being started."""
 

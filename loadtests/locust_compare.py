@@ -84,6 +84,7 @@ def read_stats(policy: str, stats: bytes, seconds: float) -> Run:
 
 
 def table(runs: Sequence[Run]) -> Table:
+    """Both runs, side by side."""
     grid = Table()
     for name in ("arm", "requests", "failures", "req/s", "TTFT p50 ms", "TTFT p95 ms"):
         grid.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)

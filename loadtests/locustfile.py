@@ -25,6 +25,8 @@ SESSIONS: Iterator[Session] = itertools.cycle(chat_workload(int(os.environ.get("
 
 
 class ChatUser(HttpUser):
+    """One user: a chat over a shared preamble that grows turn by turn, then another."""
+
     wait_time = between(2.0, 4.0)
 
     def on_start(self) -> None:

@@ -91,6 +91,8 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """A whole report in the format homing.report/1 (UX R29); seconds and ratios."""
+
     trace_sha256: str
     seeds: list[int]
     repeats: int

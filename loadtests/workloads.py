@@ -61,6 +61,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
+    """Sessions and how they are to be replayed; equal seeds give equal workloads, which `sha256` shows."""
+
     sessions: tuple[Session, ...]
 
     @property

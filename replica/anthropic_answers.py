@@ -75,6 +75,7 @@ def _event(kind: str, **fields: object) -> bytes:
 
 
 def usage(used: Usage) -> dict[str, object]:
+    """Usage as vLLM tells it in the Messages API: what came from the cache is counted apart."""
     if not used.details:
         return {"input_tokens": used.prompt_tokens, "output_tokens": used.completion_tokens}
     return {

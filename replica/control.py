@@ -14,6 +14,8 @@ _INVALID = "InvalidUserInput"
 
 
 class ControlApi:
+    """Engine control: sleep, caches, adapters, profiling."""
+
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._asleep = False

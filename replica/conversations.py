@@ -92,6 +92,7 @@ def _chat_content(content: object) -> object:
 
 
 def chat_of_messages(body: Mapping[str, object]) -> dict[str, object]:
+    """A Messages body as the chat body that vLLM makes of it. Raises ApiError for what it refuses."""
     messages = _dicts(body.get("messages"), "messages")
     converted: list[Message] = []
     if system := "".join(_system_texts(body.get("system"), messages)):

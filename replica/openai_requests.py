@@ -81,6 +81,7 @@ def parse_body(raw: bytes) -> dict[str, object]:
 
 
 def parse_chat(body: Mapping[str, object], model: Model) -> Generation:
+    """A chat body. Raises ApiError, in vLLM's words, for what vLLM refuses."""
     max_tokens = _integer(body, "max_completion_tokens", least=1)
     if max_tokens is None:
         max_tokens = _integer(body, "max_tokens", least=1)
@@ -89,6 +90,7 @@ def parse_chat(body: Mapping[str, object], model: Model) -> Generation:
 
 
 def parse_completion(body: Mapping[str, object], model: Model) -> Generation:
+    """A completion body, of one or several prompts. Raises ApiError for what vLLM refuses."""
     max_tokens = _integer(body, "max_tokens", least=1)
     prompts = parse_prompts(body, "prompt", model)
     return _generation(body, model, prompts, _COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens)

@@ -23,6 +23,8 @@ _MAX_TRANSCRIPT = 448  # Whisper's longest output, in tokens.
 
 
 class PoolingApi:
+    """The endpoints that only prefill: embeddings, ranking, scores, pooling, classification, transcription."""
+
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 

@@ -26,16 +26,19 @@ def rerank(request: str, model: str, documents: Sequence[str], seeds: Sequence[i
 
 
 def score(request: str, created: int, model: str, seeds: Sequence[int], used: Usage) -> bytes:
+    """The answer of /score."""
     data = [{"index": index, "object": "score", "score": _score(seed)} for index, seed in enumerate(seeds)]
     return _list(f"score-{request}", created, model, data, used)
 
 
 def pooling(request: str, created: int, model: str, vectors: Sequence[Sequence[float]], used: Usage) -> bytes:
+    """The answer of /pooling."""
     data = [{"index": index, "object": "pooling", "data": vector} for index, vector in enumerate(vectors)]
     return _list(f"pool-{request}", created, model, data, used)
 
 
 def classify(request: str, created: int, model: str, seeds: Sequence[int], used: Usage) -> bytes:
+    """The answer of /classify."""
     data = [_classified(index, seed) for index, seed in enumerate(seeds)]
     return _list(f"classify-{request}", created, model, data, used)
 
@@ -46,6 +49,7 @@ def transcription(text: str, seconds: int) -> bytes:
 
 
 def vector(seed: int) -> list[float]:
+    """A unit vector that only the text decides."""
     rng = random.Random(seed)
     return [round(rng.uniform(-1, 1), 6) for _ in range(openai_answers.EMBEDDING_SIZE)]
 

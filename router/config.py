@@ -63,6 +63,8 @@ class AdminConfig(_Section):
 
 
 class ReplicaConfig(_Section):
+    """One replica: its name, its address, and what the router need not learn."""
+
     text = "The fleet, at least one replica. What a null leaves open the router learns, or asks the engine."
 
     id: Annotated[
@@ -171,6 +173,8 @@ class QueueConfig(_Section):
 
 
 class RoutingConfig(_Section):
+    """Which policy, and its limits."""
+
     text = "Where a request goes."
 
     policy: Annotated[
@@ -224,8 +228,8 @@ class LimitsConfig(_Section):
         Integer,
         Field(ge=1, le=10_000),
         About(
-            "Values of each of the labels model, endpoint and code that metrics tell apart; any more are counted as one, "
-            "`other`.",
+            "Values of each of the labels model, endpoint and code that metrics tell apart; any more are counted as "
+            "one, `other`.",
             unit="values",
         ),
     ] = 100
