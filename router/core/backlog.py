@@ -45,8 +45,17 @@ def follow(old: float, sample: float, seen: int) -> float:
 
 def mean_lin(known: Iterable[float | None]) -> float:
     """lin*: mean seconds per prefill token over the replicas where it is known, DEFAULT_LIN where it is not at all."""
-    rates = [lin for lin in known if lin is not None]
-    return sum(rates) / len(rates) if rates else DEFAULT_LIN
+    return _mean_known(known, DEFAULT_LIN)
+
+
+def mean_step(known: Iterable[float | None]) -> float:
+    """The same for a decode step. A replica whose step is not known must not look slow beside one that has told."""
+    return _mean_known(known, DEFAULT_STEP)
+
+
+def _mean_known(known: Iterable[float | None], default: float) -> float:
+    values = [value for value in known if value is not None]
+    return sum(values) / len(values) if values else default
 
 
 class Mean:
@@ -121,6 +130,7 @@ class Load:
         self.id = replica
         self.lin, self._lin_seen = lin, 0
         self.step, self._step_seen = step or DEFAULT_STEP, 0
+        self.known_step = step
         self.kv = kv or DEFAULT_KV
         self.requests = self.unstarted = self.dispatches = 0
         self.backlog_tokens = self.context_tokens = 0
@@ -168,9 +178,11 @@ class Load:
 
     # What a policy reads.
 
-    def read(self, now: float, tau: float, lin: float, depth: int, uncached: float, cold: float) -> Reading:
-        """What a policy may know of this replica at `now`. `lin` stands in for a rate not known yet; the ask's own
-        standing there (`depth`, `uncached`, `cold`) is passed on."""
+    def read(
+        self, now: float, tau: float, lin: float, step: float, depth: int, uncached: float, cold: float
+    ) -> Reading:
+        """What a policy may know of this replica at `now`. `lin` and `step` stand in for rates not known yet; the
+        ask's own standing there (`depth`, `uncached`, `cold`) is passed on."""
         queued, backlog = self.unstarted, float(self.backlog_tokens)
         running, context = float(self.requests), float(self.context_tokens)
         if self._draining or self._drained_requests:
@@ -187,7 +199,7 @@ class Load:
         recent = self._recent and self._recent * math.exp((self._recent_at - now) / tau)
         return Reading(
             self.id, self.requests, queued, backlog, running, context, recent, usage,
-            self.lin or lin, self.step, depth, uncached, cold,
+            self.lin or lin, self.known_step or step, depth, uncached, cold,
         )  # fmt: skip
 
     def backlog(self, now: float) -> float:
@@ -219,9 +231,14 @@ class Load:
             self._lin_seen += 1
 
     def learn_step(self, seconds: float) -> None:
-        """A lone request decoded at `seconds` a token, its own context's share taken off."""
+        """A lone request decoded at `seconds` a token, its own context's share taken off.
+
+        The first one is believed as it is where nothing was known: a busy replica shows few, and until it has caught
+        up with a default that is far off it would look slower, or faster, than its peers.
+        """
         if seconds > 0:
-            self.step = follow(self.step, seconds, self._step_seen)
+            self.step = seconds if self.known_step is None else follow(self.step, seconds, self._step_seen)
+            self.known_step = self.step
             self._step_seen += 1
 
     def _drain(self, now: float) -> float:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.core.backlog import Learned, mean_lin
+from router.core.backlog import Learned, mean_lin, mean_step
 from router.core.blocks import BLOCK_BYTES
 from router.core.explain import Explained, Explanation
 from router.core.lease import Lease
@@ -92,12 +92,13 @@ class _View:
         self.cold = cold * per_block + tail
         self.kv = sum([member.kv for member in eligible]) / len(eligible)
         lin = self.lin = mean_lin([member.lin for member in eligible])
+        step = mean_step([member.known_step for member in eligible])
         self.replicas = []
         for member in eligible:
             depth = depths.get(member.id, 0)
             uncached = max(1.0, tokens - depth * per_block)
             left = (cold - coldness.before(depth)) * per_block + tail if depth else self.cold
-            self.replicas.append(member.read(now, self.tau, lin, depth, uncached, left))
+            self.replicas.append(member.read(now, self.tau, lin, step, depth, uncached, left))
 
     def cached(self, depth: int) -> int:
         """Prompt tokens in the first `depth` blocks."""

@@ -163,10 +163,10 @@ class EngineSample(NamedTuple):
 class Reading(NamedTuple):
     """One replica at the moment of a pick, with the ask's own standing there. Requests, prompt tokens, seconds.
 
-    `lin` is seconds per prefill token (the mean of the others while it is not known), `step` seconds of a decode step
-    without context, `recent` the uncached tokens dispatched, decayed over tau. Others' load, as far as engines show
-    it, is in. Of the ask, `depth` blocks are believed resident there, `uncached` tokens are not, and `cold` of these
-    are not hot either.
+    `lin` is seconds per prefill token, `step` seconds of a decode step without context (each the mean of the others
+    while it is not known), `recent` the uncached tokens dispatched, decayed over tau. Others' load, as far as engines
+    show it, is in. Of the ask, `depth` blocks are believed resident there, `uncached` tokens are not, and `cold` of
+    these are not hot either.
     """
 
     id: ReplicaId

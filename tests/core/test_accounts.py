@@ -124,7 +124,7 @@ class Accounts(RuleBasedStateMachine):
     def estimates_are_never_negative_and_the_index_stays_bounded(self) -> None:
         for replica in REPLICAS:
             member = self.fleet.replica(replica)
-            reading = member.read(self.now, 5.0, 1e-4, 0, 1.0, 1.0)
+            reading = member.read(self.now, 5.0, 1e-4, 0.006, 0, 1.0, 1.0)
             assert reading.backlog >= -1e-6
             assert member.backlog(self.now) >= -1e-6
             assert 0 <= member.unstarted <= member.requests
@@ -140,7 +140,7 @@ class Accounts(RuleBasedStateMachine):
         for replica in REPLICAS:
             member = self.fleet.replica(replica)
             assert member.backlog(later) == 0.0
-            assert member.read(later, 5.0, 1e-4, 0, 1.0, 1.0)[1:6] == (0, 0, 0.0, 0.0, 0.0)
+            assert member.read(later, 5.0, 1e-4, 0.006, 0, 1.0, 1.0)[1:6] == (0, 0, 0.0, 0.0, 0.0)
             self.fleet.residency.release(self.fleet.residency.place(replica, [-1], 0))
             assert self.fleet.residency.held(replica) == 0  # Nothing is pinned: all of it could be evicted.
 

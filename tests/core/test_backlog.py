@@ -16,6 +16,7 @@ from router.core.backlog import (
     Mean,
     follow,
     mean_lin,
+    mean_step,
 )
 from router.core.types import EngineSample, Reading
 
@@ -24,7 +25,7 @@ GUESS = 1 / 16_000
 
 
 def read(load: Load, now: float) -> Reading:
-    return load.read(now, TAU, GUESS, 0, 1.0, 1.0)
+    return load.read(now, TAU, GUESS, DEFAULT_STEP, 0, 1.0, 1.0)
 
 
 def learned(uncached: float = 500.0, prompt: float = 2000.0) -> Learned:
@@ -45,6 +46,15 @@ def test_lin_star_is_the_mean_of_what_is_known() -> None:
     assert mean_lin([None, None]) == mean_lin([]) == DEFAULT_LIN
 
 
+def test_a_step_not_known_is_the_mean_of_the_known_ones_and_the_default_where_none_is() -> None:
+    assert mean_step([0.01, None, 0.03]) == pytest.approx(0.02)
+    assert mean_step([None]) == DEFAULT_STEP
+    told, untold = Load("a", step=0.02), Load("b")
+    assert [load.read(0.0, TAU, GUESS, 0.01, 0, 1.0, 1.0).step for load in (told, untold)] == [0.02, 0.01]
+    untold.learn_step(0.03)
+    assert untold.read(0.0, TAU, GUESS, 0.01, 0, 1.0, 1.0).step == untold.step != 0.01
+
+
 def test_what_the_configuration_says_of_rates_is_taken() -> None:
     load = Load("a", 1 / 9000, 0.02, 7e-8)
     reading = read(load, 0.0)
@@ -52,7 +62,7 @@ def test_what_the_configuration_says_of_rates_is_taken() -> None:
 
 
 def test_the_asks_own_standing_is_passed_on() -> None:
-    reading = Load("a").read(0.0, TAU, GUESS, 3, 70.0, 50.0)
+    reading = Load("a").read(0.0, TAU, GUESS, DEFAULT_STEP, 3, 70.0, 50.0)
     assert (reading.depth, reading.uncached, reading.cold) == (3, 70.0, 50.0)
 
 

@@ -3,7 +3,7 @@
 from random import Random
 
 from router.core.baselines import RoundRobin
-from router.core.fleet import NOBODY_READY, FleetSettings
+from router.core.fleet import NOBODY_READY, Fleet, FleetSettings
 from router.core.policy import PrefixAffinity
 from router.core.recent import Key
 from router.core.types import Ask, Limit, Reason, Refusal, RefusalCause, Route, State, Wait
@@ -94,6 +94,12 @@ def test_an_unknown_model_is_explained_by_its_refusal() -> None:
     explanation = fleet_of(2).explain(PROMPT._replace(model="x"), 0.0, RNG)
     assert explanation.decision == Refusal(RefusalCause.UNKNOWN_MODEL, None)
     assert (explanation.tokens, explanation.candidates, explanation.order) == (0, (), ())
+
+
+def test_a_fleet_of_nobody_is_explained_by_its_emptiness() -> None:
+    explanation = Fleet(PrefixAffinity()).explain(Ask(None), 0.0, RNG)
+    assert explanation.decision == NOBODY_READY
+    assert (tuple(explanation.candidates), tuple(explanation.order)) == ((), ())
 
 
 def test_nobody_ready_is_explained_by_the_states() -> None:

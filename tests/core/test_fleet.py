@@ -51,6 +51,17 @@ def test_an_id_joins_once_and_a_refused_call_changes_nothing(twice: list[str]) -
         fleet.replica("new")
 
 
+def test_settings_start_from_what_the_manual_says_and_are_frozen() -> None:
+    assert FleetSettings() == FleetSettings(block=512, index_blocks=1_000_000, max_concurrency=None, stall=3.0)
+    assert (RETRY_AFTER_DOWN, DEFAULT_KV_TOKENS) == (1.0, 400_000)
+    with pytest.raises(AttributeError):
+        FleetSettings().stall = 9.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        ReplicaSpec("a").kv_tokens = 1  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Transition("a", State.READY, State.DOWN, "").new = State.READY  # type: ignore[misc]
+
+
 def test_an_unknown_id_is_an_error() -> None:
     with pytest.raises(KeyError):
         fleet_of(1).replica("nobody")

@@ -15,7 +15,7 @@ BAD = [outcome for outcome in Outcome if outcome is not Outcome.OK]
 
 
 def load(fleet: Fleet, now: float = 0.0) -> Reading:
-    return fleet.replica("r0").read(now, 5.0, 1e-4, 0, 1.0, 1.0)
+    return fleet.replica("r0").read(now, 5.0, 1e-4, 0.006, 0, 1.0, 1.0)
 
 
 def counters(fleet: Fleet, replica: str = "r0") -> tuple[int, int, int, int]:
@@ -82,6 +82,21 @@ def test_after_a_first_token_the_chain_stays_however_it_ended(outcome: Outcome) 
     lease.finish(outcome, None, 2.0)
     assert fleet.residency.depths(ask(("a", 8)).chain) == {"r0": 8}
     assert pinned(fleet.residency, "r0") == 0
+
+
+def test_the_backlog_of_an_answer_that_does_not_stream_drains_at_the_replicas_speed() -> None:
+    fleet = fleet_of([ReplicaSpec("r0", prefill_tokens_per_second=1000), ReplicaSpec("r1")])
+    for replica in ("r0", "r1"):  # r1's speed is not known: it is taken to be the mean of the others.
+        silent = ask((replica, 8), streams=False)
+        lease = fleet.lease(routed(fleet, silent)._replace(replica=replica), silent, 10.0)
+        member = fleet.replica(replica)
+        assert [member.backlog(at) for at in (10.0, 10.5, 12.0)] == pytest.approx([1024.0, 524.0, 0.0])
+        lease.first_token(12.5)
+        lease.finish(Outcome.OK, None, 12.5)
+        assert member.backlog(12.5) == 0.0
+    lease = fleet.lease(routed(fleet, ask(("a", 8)))._replace(replica="r0"), ask(("a", 8)), 20.0)
+    assert fleet.replica("r0").backlog(30.0) == 1024.0  # A stream shows its first token: the clock drains nothing.
+    lease.finish(Outcome.ABORTED, None, 30.0)
 
 
 def test_a_lease_ends_once() -> None:

@@ -22,6 +22,13 @@ def holder(replica: str, **changes: object) -> Reading:
     return reading(replica, depth=2, uncached=300.0, cold=300.0, **changes)
 
 
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Weights().tie = 1.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Limits().max_kv_usage = None  # type: ignore[misc]
+
+
 def test_the_weights_are_the_start_values_of_the_policy() -> None:
     assert Weights() == Weights(stickiness=15.0, decode=0.25, home_slack=0.1, tie=0.005)
     assert Limits() == Limits(max_queued_requests=32, max_backlog_seconds=18.0, max_kv_usage=0.95)
@@ -132,6 +139,13 @@ def test_near_ties_go_in_ring_order_when_a_cold_block_is_held() -> None:
 def test_the_tie_is_a_setting() -> None:
     view = FakeView([holder("a"), holder("c", backlog=60.0)], ring=["c", "a"])
     assert pick(view, policy=PrefixAffinity(Weights(tie=0.007))).replica == "c"
+
+
+def test_without_any_slack_the_least_wins() -> None:
+    strict = PrefixAffinity(Weights(home_slack=0.0, tie=0.0))
+    assert pick(FakeView([reading("a"), reading("b", backlog=1.0)], ring=["b", "a"]), policy=strict).replica == "a"
+    assert pick(FakeView([holder("a"), holder("b", backlog=1.0)], ring=["b", "a"]), policy=strict).replica == "a"
+    assert pick(FakeView([reading("a"), reading("b")], ring=["b", "a"]), policy=strict).replica == "b"
 
 
 def test_equal_scores_go_in_ring_order_whatever_the_order_of_the_replicas() -> None:

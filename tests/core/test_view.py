@@ -285,6 +285,15 @@ def test_an_answer_counts_no_further_than_its_tokens_reach() -> None:
     assert routed(fleet, second).cached == (first.size + 1200) // 512 * 128
 
 
+def test_the_answer_to_a_prompt_of_one_block_is_remembered_too() -> None:
+    question = [{"role": "user", "content": "Tell me all. " * 40}]
+    first, second = turn(question), turn([*question, ANSWER, {"role": "user", "content": "And then?"}])
+    assert len(first.chain) == 1
+    fleet = fleet_of(1)
+    answered(fleet, first, usage=Usage(None, 2000, 0))
+    assert routed(fleet, second).cached == second.answers[first.size] // 512 * 128
+
+
 def test_an_answer_of_unknown_length_counts_as_nothing() -> None:
     fleet = fleet_of(2)
     first, second = turn(QUESTION), turn(NEXT)
