@@ -14,7 +14,8 @@ test: $(VENV)/.dev  ## everything that CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --cov --cov-fail-under=100 --cov-report=term-missing
+	$(BIN)/pytest -q tests/core --cov --cov-fail-under=100 --cov-report=term-missing
+	$(BIN)/pytest -q tests --ignore=tests/core
 
 load: $(VENV)/.dev  ## Locust, one minute, round_robin and prefix_affinity in turn
 	$(BIN)/python -m loadtests.locust_compare
