@@ -170,11 +170,15 @@ def documented(source: Source) -> Iterator[tuple[str, bool]]:
 
 
 def long_functions(source: Source) -> list[str]:
-    return [
-        f"{source.name}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(source.tree)
-        if isinstance(node, Function) and node.end_lineno and node.end_lineno - node.lineno >= FUNCTION_LINES
-    ]
+    """Functions over the budget. A command's flags and help are data: of a signature its first line counts."""
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, Function) and node.end_lineno:
+            said = ast.get_docstring(node) is not None and len(node.body) > 1
+            lines = node.end_lineno - node.body[1 if said else 0].lineno + 2
+            if lines > FUNCTION_LINES:
+                found.append(f"{source.name}: {node.name} has {lines} lines")
+    return found
 
 
 def clamped(source: Source) -> list[str]:
