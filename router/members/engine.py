@@ -5,6 +5,7 @@ behind one address show a line each: counts and capacities add up, of usage the 
 older ones too, since engines renamed theirs.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,6 +15,9 @@ WAITING = ("vllm:num_requests_waiting",)
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG = ("vllm:cache_config_info",)
 START_TIME = ("process_start_time_seconds",)
+
+MOST = 10**15
+"""No count, capacity or time of an engine is larger; what is cannot be meant, and would not fit the sums made of it."""
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -65,20 +69,23 @@ def _lines(text: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _values(text: str, names: Sequence[str]) -> list[float]:
-    values = []
-    for _, value in _lines(text, names):
-        try:
-            values.append(float(value))
-        except ValueError:
-            continue
-    return values
+    """Those that are counts, shares or times: Prometheus's format knows NaN and infinity, too."""
+    return [value for _, told in _lines(text, names) if 0 <= (value := _number(told)) <= MOST]
+
+
+def _number(text: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _kv_tokens(text: str) -> list[int]:
     tokens = []
     for labels, _ in _lines(text, CACHE_CONFIG):
         of = dict(_LABEL.findall(labels))
-        blocks, size = of.get("num_gpu_blocks", ""), of.get("block_size", "")
-        if blocks.isdigit() and size.isdigit() and int(blocks) and int(size):
-            tokens.append(int(blocks) * int(size))
+        capacity = _number(of.get("num_gpu_blocks", "")) * _number(of.get("block_size", ""))
+        if 1 <= capacity <= MOST:
+            tokens.append(int(capacity))
     return tokens

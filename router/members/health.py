@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -24,6 +25,8 @@ from router.core.types import EngineSample, ReplicaId, State
 from router.members import engine
 
 log = logging.getLogger("homing.health")
+
+_Get = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 COMPLAIN_AFTER = 10
 """Failures in a row after which the log says once what is tried and what to check: the address may be wrong."""
@@ -126,7 +129,7 @@ class Health:
     async def _ask(self, session: aiohttp.ClientSession, replica: ReplicaId) -> tuple[Cause, str]:
         """One probe: what it found, and that in words."""
         try:
-            async with session.get(f"{self._urls[replica]}/health", headers=self._headers.get(replica)) as response:
+            async with self._get(session, replica, "/health") as response:
                 await response.read()
                 cause = Cause.ANSWERS if response.status == 200 else Cause.STATUS
                 return cause, f"/health answers {response.status}"
@@ -138,6 +141,12 @@ class Health:
             return Cause.TIMEOUT, "/health: no answer in time"
         except aiohttp.ClientError as error:
             return Cause.BROKEN, f"/health: {error or 'no answer'}"
+
+    def _get(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> _Get:
+        """Not elsewhere: who redirects a probe redirects requests, too."""
+        return session.get(
+            f"{self._urls[replica]}{path}", headers=self._headers.get(replica), allow_redirects=False
+        )  # fmt: skip
 
     def _failed(self, replica: ReplicaId, problem: str, cause: Cause) -> None:
         """Count it. A refused connection is as good as all failures: who is gone is out at once."""
@@ -177,7 +186,7 @@ class Health:
         try:
             cards = json.loads(text or "")["data"]
             models = {card["id"]: card for card in cards if isinstance(card["id"], str)}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return False
         self._fleet.serves(replica, models)
         return True
@@ -185,9 +194,9 @@ class Health:
     async def _text(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> str | None:
         """The body of a good answer; None for any other, and for none."""
         try:
-            async with session.get(f"{self._urls[replica]}{path}", headers=self._headers.get(replica)) as response:
-                text = await response.text(errors="replace")
-                return text if response.status == 200 else None
+            async with self._get(session, replica, path) as response:
+                body = await response.read()
+                return body.decode("utf-8", "replace") if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("replica %s: %s: %s", replica, path, error)
             return None

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._reused = False
         self._begun = False
         self.idle_since = 0.0
+        self.abandoned = False
         self._transport: asyncio.Transport
 
     def send(self, sender: Sender, head: bytes, body: bytes, to_head: bool) -> None:
@@ -111,6 +112,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
+        if self.abandoned:  # uvloop tells of a connection whose making was cancelled, and never of its end.
+            self._transport.abort()
+            return
         self._pool.made(self)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER, low=0)
 
@@ -207,8 +211,10 @@ class Pool:
             async with asyncio.timeout(self._connect_timeout):
                 await self._loop.create_connection(lambda: connection, self.address.host, self.address.port)
         except BaseException:  # Cancelled, perhaps just when it was made: nobody would close it.
+            connection.abandoned = True
             if connection in self._open:
                 connection.abort()
+                self.forget(connection)
             raise
         return connection
 

@@ -343,6 +343,17 @@ def test_the_step_is_learned_from_positive_times_only() -> None:
     assert load.step == pytest.approx(math.sqrt(0.012 * 0.016))
 
 
+def test_the_first_step_of_a_replica_that_has_told_none_is_believed_as_it_is() -> None:
+    load = Load("a")
+    load.learn_step(0.06)
+    assert load.step == 0.06
+    load.learn_step(0.03)
+    assert load.step == pytest.approx(math.sqrt(0.06 * 0.03))
+    told = Load("a", step=0.006)
+    told.learn_step(0.06)
+    assert told.step == pytest.approx(0.006 * math.exp(0.7))
+
+
 def test_a_mean_forgets_its_start_at_once_and_its_samples_by_tenths() -> None:
     mean = Mean(99.0)
     for sample in (1.0, 3.0, 5.0):

@@ -86,16 +86,17 @@ def test_tokens_are_those_that_the_client_sent_where_it_sent_token_ids() -> None
 def test_starred_speeds_are_means_over_the_eligible_replicas_that_know_them() -> None:
     told = Told()
     specs = [
-        ReplicaSpec("a", 1000, kv_seconds_per_token=1e-8),
-        ReplicaSpec("b", 500, kv_seconds_per_token=3e-8),
-        ReplicaSpec("c", 100, kv_seconds_per_token=9e-8),
-        ReplicaSpec("d", None, kv_seconds_per_token=2e-8),
+        ReplicaSpec("a", 1000, 0.01, kv_seconds_per_token=1e-8),
+        ReplicaSpec("b", 500, 0.03, kv_seconds_per_token=3e-8),
+        ReplicaSpec("c", 100, 0.09, kv_seconds_per_token=9e-8),
+        ReplicaSpec("d", None, None, kv_seconds_per_token=2e-8),
     ]
     fleet = fleet_of(specs, told)
     fleet.mark("c", State.DOWN, "test", 0.0)
     routed(fleet, PROMPT)
     assert (told.view.kv, told.view.lin) == pytest.approx((2e-8, 0.0015))
     assert [told.seen(name).lin for name in "abd"] == [1 / 1000, 1 / 500, told.view.lin]
+    assert [told.seen(name).step for name in "abd"] == pytest.approx([0.01, 0.03, 0.02])
 
 
 def test_a_view_shows_load_and_rates() -> None:

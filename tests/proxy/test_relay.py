@@ -149,6 +149,13 @@ def test_an_answer_without_a_body_stays_without_one(status: int) -> None:
     assert client.reads().complete
 
 
+@pytest.mark.parametrize("count", [1, 7, 1000], ids=lambda count: f"{count} bytes a piece")
+def test_an_empty_line_behind_an_answer_is_not_for_the_client(count: int) -> None:
+    data = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n" + b"x" * 20
+    late = data + b"\r\n"
+    assert relayed(*(late[at : at + count] for at in range(0, len(late), count))).client.data == data
+
+
 # Heads.
 
 
