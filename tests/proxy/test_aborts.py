@@ -115,6 +115,19 @@ async def test_a_client_that_leaves_while_another_replica_is_looked_for_is_not_f
         assert [replica.calls for replica in replicas] == [[], []]
 
 
+async def test_a_client_that_has_sent_much_ahead_can_still_be_seen_to_leave() -> None:
+    """More than is kept, so that its connection is not read any more, and a read is what tells of an end."""
+    async with scripted(hang) as (rig, [replica]):
+        async with connected(rig) as client:
+            await client.send(chat())
+            await until(lambda: replica.calls)
+            await client.send(post("/v1/anything", b"x" * 1_000_000))
+            [connection] = rig.worker.clients._open
+            await until(lambda: not connection._transport.is_reading())
+        await gone(replica.calls[0])
+        await rig.quiet()
+
+
 async def test_a_client_that_only_shuts_its_writing_side_counts_as_gone() -> None:
     async with scripted(hang) as (rig, [replica]), connected(rig) as client:
         await client.send(chat())

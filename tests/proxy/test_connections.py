@@ -57,6 +57,25 @@ async def test_a_client_that_sends_ahead_for_ever_and_reads_nothing_costs_a_boun
         assert {answer.status for answer in answers} == {200}
 
 
+async def test_what_a_client_sends_ahead_of_a_long_answer_is_read_up_to_a_bound() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await whole(b"ok")(call)
+
+    async with scripted(script) as (rig, [replica]), connected(rig) as client:
+        await client.send(chat())
+        await until(lambda: replica.calls)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.send_for_ever(get("/health") * 1_000), 0.5)
+        [connection] = rig.worker.clients._open
+        assert 0 < connection._ahead_size < server.READ_AHEAD + (1 << 20)
+        go_on.set()
+        assert (await client.answer()).body == b"ok"
+        assert [(await client.answer()).status for _ in range(3_000)] == [200] * 3_000
+
+
 async def test_a_client_may_ask_before_it_sends_a_body() -> None:
     async with scripted(whole(b"ok")) as (rig, [replica]), connected(rig) as client:
         head, _, body = post("/v1/anything", b"x" * 100, "Expect: 100-continue").partition(b"\r\n\r\n")
