@@ -29,6 +29,7 @@ from router.admin.metrics import Metrics, Sources
 from router.admin.requestlog import RequestLog
 from router.admin.tally import Tally
 from router.config import Config, ReplicaConfig
+from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
 from router.core.record import Record
 from router.core.types import State
@@ -81,6 +82,8 @@ class Worker:
             Random(),
             self._describe if self._log else self.tally.record,
             self._health.unreachable,
+            self._health.ejected,
+            RetryBudget(config.retry.budget),
             installed("homing"),
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,

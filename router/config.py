@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from router import values
 from router.core.baselines import BASELINES
+from router.core.ejection import EjectionSettings
 from router.core.fleet import FleetSettings
 from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity, Weights
@@ -254,6 +255,37 @@ class RetryConfig(_Section):
             unit="times",
         ),
     ] = 3
+    budget: Annotated[
+        Number,
+        Field(ge=0, le=1),
+        About(
+            "Share of the last 10 s' requests, and 10 in any case, that may be sent again after a replica was lost "
+            "with them: all would double the load of a fleet that fails. Refusals and failed connections cost nothing.",
+            unit="ratio",
+        ),
+    ] = 0.1
+
+
+class EjectionConfig(_Section):
+    text = (
+        "A replica that answers its probes and fails its requests (5xx, broken off, no connection) is ejected for a "
+        "while: at most half of those that are ready, never the last one. 4xx, 429 and 503 are no failures."
+    )
+
+    failures: Annotated[
+        MaybeInteger,
+        About("Failures within 10 s that eject it, if half of its requests fail; null: never.", unit="requests"),
+    ] = 5
+    first: Annotated[
+        Duration,
+        Field(gt=0, le=3600),
+        About("How long the first ejection lasts. Each further one is twice as long; then one request tries it."),
+    ] = 5.0
+    longest: Annotated[
+        Duration,
+        Field(gt=0, le=3600),
+        About("The longest ejection; so long without any, and the next is half as long."),
+    ] = 60.0
 
 
 class HealthConfig(_Section):
@@ -276,6 +308,7 @@ class HealthConfig(_Section):
     models_interval: Annotated[
         Duration, Field(ge=0.01, le=3600), About("Between two looks at /v1/models, which changes with adapters.")
     ] = 5.0
+    ejection: EjectionConfig = EjectionConfig()
 
 
 class ReadyConfig(_Section):
@@ -343,7 +376,11 @@ class Config(_Section):
     def fleet_settings(self) -> FleetSettings:
         """What the core needs of it."""
         return FleetSettings(
-            self.routing.prefix_block, self.limits.index_blocks, self.routing.max_concurrency, self.health.stall
+            self.routing.prefix_block,
+            self.limits.index_blocks,
+            self.routing.max_concurrency,
+            self.health.stall,
+            EjectionSettings(self.health.ejection.failures, self.health.ejection.first, self.health.ejection.longest),
         )
 
 

@@ -8,10 +8,11 @@ only a new epoch, or leaving, ends them.
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.core.backlog import Learned, mean_lin, mean_step
 from router.core.blocks import BLOCK_BYTES
+from router.core.ejection import EjectionSettings
 from router.core.explain import Explained, Explanation
 from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
@@ -53,6 +54,7 @@ class FleetSettings:
     index_blocks: int = 1_000_000
     max_concurrency: int | None = None
     stall: float = 3.0
+    ejection: EjectionSettings = field(default_factory=EjectionSettings)
 
 
 class _Group:
@@ -173,16 +175,61 @@ class Fleet:
         return self._replicas[replica]
 
     def mark(self, replica: ReplicaId, state: State, reason: str, now: float) -> Transition | None:
-        """Set a replica's state; the answer tells of a change, and is None when there was none."""
+        """Set a replica's state; the answer tells of a change, and is None when there was none.
+
+        Probes cannot make an ejected one ready: it is out for what they do not see. Whoever marks calls `readmit` next.
+        """
         member = self._replicas[replica]
-        if member.state is state:
+        if member.state is state or (member.state is State.EJECTED and state is State.READY):
             return None
-        transition = Transition(replica, member.state, state, reason)
+        member.conduct.on_trial = False  # What comes back from elsewhere is another process, or was not broken.
+        return self._turn(member, state, reason, now)
+
+    def _turn(self, member: Replica, state: State, reason: str, now: float) -> Transition:
+        transition = Transition(member.id, member.state, state, reason)
         member.state, member.since, member.reason = state, now, reason
         for model in member.models:
             self._groups[model].count()
         self._everyone.count()
         return transition
+
+    def ended(self, lease: Lease, failed: bool, now: float) -> Transition | None:
+        """A send came to its end, in a failure or well (ejection.py); the transition when that ejects the replica.
+
+        One that began before the replica's present state says nothing of it, and is not counted.
+        """
+        member, settings = lease.member, self._settings.ejection
+        if member.state is not State.READY or lease.at < member.since:
+            return None
+        conduct = member.conduct
+        if not conduct.ended(failed, settings, now):
+            return None
+        if self._needed(member):
+            conduct.on_trial = False
+            return None
+        told = conduct.told(now)
+        return self._turn(member, State.EJECTED, f"{told}, for {conduct.eject(settings, now):g} s", now)
+
+    def readmit(self, now: float) -> list[Transition]:
+        """Take back who was ejected and has served its time, on trial, and at once who is needed since others went."""
+        transitions = []
+        for member in sorted([each for each in self.replicas if each.out], key=lambda each: each.conduct.until):
+            needed = self._needed(member)
+            if member.state is State.EJECTED and (needed or now >= member.conduct.until):
+                reason = "needed: too few others are ready" if needed else "its time is over: on trial"
+                member.conduct.on_trial = True
+                transitions.append(self._turn(member, State.READY, reason, now))
+            if needed:
+                member.conduct.on_trial = False
+        return transitions
+
+    def _needed(self, member: Replica) -> bool:
+        """Whether with this one out more than half of those alive would be, in the fleet or of one of its models."""
+        for group in (self._everyone, *[self._groups[model] for model in member.models]):
+            alive = [each for each in group.members if each.alive]
+            if 2 * len([each for each in alive if each.out or each is member]) > len(alive):
+                return True
+        return False
 
     def serves(self, replica: ReplicaId, models: Mapping[str, object]) -> None:
         """Take the models that a replica says it serves, each with its card, which the core does not look into."""

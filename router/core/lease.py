@@ -59,6 +59,16 @@ class Lease:
         return self._replica.id
 
     @property
+    def member(self) -> Replica:
+        """The replica itself, though it may have left the fleet."""
+        return self._replica
+
+    @property
+    def at(self) -> float:
+        """When it was charged, in monotonic seconds."""
+        return self._at
+
+    @property
     def started(self) -> bool:
         """Whether the first token has come."""
         return self._started_at is not None
@@ -83,6 +93,7 @@ class Lease:
             raise RuntimeError("a lease sees one first token, and none after its end")
         self._started_at = now
         self._replica.start(self._uncached, self._silent)
+        self._replica.conduct.on_trial = False
         self._residency.confirm(self._placement)
         self._alone = self._replica.requests == 1
         if self._ask.streams and self._ask.size:

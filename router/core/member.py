@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.core.backlog import Load
+from router.core.ejection import Conduct
 from router.core.types import Limit, ReplicaId, State
 
 DEFAULT_KV_TOKENS = 400_000
@@ -47,10 +48,21 @@ class Replica(Load):
         self.epoch: float | None = None
         self.full_until = 0.0
         self.last_sign = now
+        self.conduct = Conduct()
 
     def state_now(self, now: float) -> State:
         """The state to show: `full` is `ready` until the refusal's Retry-After has passed."""
         return State.FULL if self.state is State.READY and now < self.full_until else self.state
+
+    @property
+    def alive(self) -> bool:
+        """Whether it answers its probes and takes part: ready, but perhaps ejected."""
+        return self.state is State.READY or self.state is State.EJECTED
+
+    @property
+    def out(self) -> bool:
+        """Whether its failures keep it from its share of the requests."""
+        return self.state is State.EJECTED or self.conduct.on_trial
 
     def cut(self, max_concurrency: int | None, stall: float, now: float) -> Limit | None:
         """What keeps a ready replica from new requests for the moment, whatever the policy."""
@@ -59,6 +71,8 @@ class Replica(Load):
             return Limit.FULL
         if self.requests and now - self.last_sign > stall:
             return Limit.STALL
+        if self.requests and self.conduct.on_trial:
+            return Limit.TRIAL
         if most is not None and self.requests >= most:
             return Limit.MAX_CONCURRENCY
         return None

@@ -45,7 +45,7 @@ class Reason(StrEnum):
 
 
 class Limit(StrEnum):
-    """What can cut a ready replica from a choice: the configuration's hard limits by name, and two passing states."""
+    """What can cut a ready replica from a choice: the configuration's hard limits by name, and passing states."""
 
     MAX_CONCURRENCY = "max_concurrency"
     MAX_QUEUED_REQUESTS = "max_queued_requests"
@@ -53,6 +53,7 @@ class Limit(StrEnum):
     MAX_KV_USAGE = "max_kv_usage"
     FULL = "full"  # it refused a moment ago, and its Retry-After has not passed
     STALL = "stall"  # it has open leases and gives no sign of life
+    TRIAL = "trial"  # it was ejected, and one request at a time tries whether it is well again
 
 
 class RefusalCause(StrEnum):
@@ -69,7 +70,7 @@ class Outcome(StrEnum):
 
     OK = "ok"  # the replica answered to the end, whatever the status
     ABORTED = "aborted"  # the client left
-    FAILED = "failed"  # the replica broke off, or answered in no understandable way
+    FAILED = "failed"  # the replica answered 5xx, broke off, or answered in no understandable way
     REFUSED = "refused"  # 429 or 503 before any work
     NOT_REACHED = "not_reached"  # the request was never fully written
 

@@ -2,7 +2,8 @@
 
 One loop for each replica, with jitter so that routers do not probe in step: `/health` (out after two failures, or at
 once on a refused connection; in after one success), then `/metrics`, and `/v1/models` every few seconds. A replica
-becomes ready when it answers the probe and has told its models. Counters of load are never touched here: they change
+becomes ready when it answers the probe and has told its models. One that was ejected for what probes do not see comes
+back when the fleet says so, which is asked after each good probe. Counters of load are never touched here: they change
 by a request's start and end only.
 """
 
@@ -44,6 +45,8 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     STATUS = "status"  # it answers, but not with 200
     BROKEN = "broken"  # what it answers breaks off, or is no HTTP
+    FAILURES = "failures"  # of clients' requests: it is ejected, whatever it answers to probes
+    READMITTED = "readmitted"  # after that
 
 
 class Observer(Protocol):
@@ -97,6 +100,10 @@ class Health:
         """The data plane's connection was refused: nobody listens there, so the replica is out at once."""
         self._mark(replica, State.DOWN, "connection refused", Cause.REFUSED)
 
+    def ejected(self, transition: Transition) -> None:
+        """The data plane's requests failed there too often; the fleet has let go of it for a while."""
+        self._tell(transition, Cause.FAILURES)
+
     async def _watch(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
         """One replica's loop."""
         clock = time.monotonic
@@ -110,6 +117,7 @@ class Health:
                     models_at = clock() + self._settings.models_interval
                 if joins and self._fleet.replica(replica).models:
                     self._mark(replica, State.READY, "answers /health", Cause.ANSWERS)
+                self._readmit()
                 self._changed()
             await asyncio.sleep(due - clock())
 
@@ -204,6 +212,14 @@ class Health:
     def _mark(self, replica: ReplicaId, state: State, reason: str, cause: Cause) -> None:
         transition = self._fleet.mark(replica, state, reason, time.monotonic())
         if transition is not None:
-            self._observer.turned(transition, cause)
-            log.info("replica %s: %s -> %s (%s)", replica, transition.old, transition.new, reason)
-            self._changed()
+            self._tell(transition, cause)
+            self._readmit()
+
+    def _readmit(self) -> None:
+        for transition in self._fleet.readmit(time.monotonic()):
+            self._tell(transition, Cause.READMITTED)
+
+    def _tell(self, transition: Transition, cause: Cause) -> None:
+        self._observer.turned(transition, cause)
+        log.info("replica %s: %s -> %s (%s)", transition.replica, transition.old, transition.new, transition.reason)
+        self._changed()

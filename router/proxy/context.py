@@ -9,7 +9,9 @@ from itertools import count
 from random import Random
 from uuid import uuid4
 
+from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
+from router.core.member import Transition
 from router.core.record import Record
 from router.core.types import ReplicaId
 from router.proxy.openai import Asker
@@ -42,8 +44,9 @@ class Stored:
 class Proxy:
     """One worker's data plane.
 
-    `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection;
-    `max_refusals` bounds sends that did no work and are followed by another; who knows the `token` may have a live
+    `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
+    `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
+    done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
     request's route explained, without one nobody may.
     """
 
@@ -55,6 +58,8 @@ class Proxy:
     rng: Random
     describe: Callable[[Record], None]
     unreachable: Callable[[ReplicaId], None]
+    ejected: Callable[[Transition], None]
+    budget: RetryBudget
     version: str = ""
     allow_paths: Collection[str] = ()
     max_refusals: int = 3

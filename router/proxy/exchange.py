@@ -6,9 +6,12 @@ failure. A request is sent again only while nothing went to the client, and then
 - without having been written whole, or after a 429 or 503 before any body: no work was done; at most
   `max_refusals` times, each time to a replica not yet tried;
 - once, when the connection closed before a response byte and it had been idle (keep-alive race), or a fresh connect to
-  the same address is refused (the process is gone).
+  the same address is refused (the process is gone), while the retry budget lasts.
 
 Never after a time-out: a stopped engine may wake and generate.
+
+How each send ended is told to the fleet, which ejects a replica that fails too often. A refusal, a client that left and
+the end of an idle connection say nothing of a replica.
 """
 
 import asyncio
@@ -19,7 +22,7 @@ from typing import Any, Protocol
 from router.core.lease import Lease
 from router.core.record import Phase, UpstreamError
 from router.core.types import Ask, Outcome, Refusal, RefusalCause, ReplicaId, Route, Usage, Wait
-from router.proxy import answers, explaining, openai
+from router.proxy import answers, explaining, openai, verdict
 from router.proxy.answers import Answer, Style
 from router.proxy.context import Proxy
 from router.proxy.journal import Journal, Stage
@@ -30,11 +33,6 @@ from router.proxy.wire import Request, ResponseReader, request_head, response_he
 
 MAX_RESENDS = 1
 """Sends that may have been read before the process died: one, since each may be work lost."""
-
-REFUSED_SECONDS = 1.0
-"""How long a replica that refused counts as full when its answer has no Retry-After."""
-
-REFUSALS = frozenset((429, 503))
 
 
 class Client(Protocol):
@@ -91,6 +89,7 @@ class Exchange:
                 self._journal.rejected = "forbidden_path"
                 self._answer(answers.forbidden(self._request.path))
             case _:
+                self._proxy.budget.request(time.monotonic())
                 self._ask = self._read(use)
                 self._find()
 
@@ -188,7 +187,7 @@ class Exchange:
         assert lease is not None
         self._proxy.fleet.sign_of_life(lease.replica, now)
         if relay is None:
-            if response.status in REFUSALS and self._refused(response, now):
+            if response.status in verdict.REFUSALS and self._refused(response, now):
                 return
             relay = self._relay = self._open(response)
         if response.complete:
@@ -199,9 +198,8 @@ class Exchange:
             self._heard(relay, lease, response.status, data, now)
         relay.pass_on(data)
         if response.complete:
-            failed = response.status >= 500
-            error = UpstreamError.STATUS_5XX if failed else None
-            self._end(Outcome.FAILED if failed else Outcome.OK, relay.usage(), error=error)
+            outcome, error = verdict.of(response.status)
+            self._end(outcome, relay.usage(), error=error)
 
     def on_lost(self, loss: Loss) -> None:
         """The connection broke before the answer was whole."""
@@ -210,13 +208,13 @@ class Exchange:
         if self._relay is not None:
             self._broken(error)
         elif not loss.written:
-            self._settle(Outcome.NOT_REACHED, error)
+            self._settle(Outcome.NOT_REACHED, error, tells=not loss.reused)
             self._again_unworked()
         elif loss.garbled or loss.begun:
             self._settle(Outcome.FAILED, error)
             self._fail("The replica's answer broke off, or is not HTTP.", "replica_lost")
         elif loss.reused:
-            self._settle(Outcome.FAILED, error)
+            self._settle(Outcome.FAILED, error, tells=False)
             self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.
             self._fresh = True
             self._resend()
@@ -250,7 +248,7 @@ class Exchange:
         """The replica is full: no failure. True when the request goes on to another one or into the queue."""
         assert self._lease is not None
         replica = self._lease.replica
-        self._proxy.fleet.full(replica, now + _retry_after(response))
+        self._proxy.fleet.full(replica, now + verdict.retry_after(response))
         if self._unworked >= self._proxy.max_refusals:
             return False
         tried = [*self._tried, replica]
@@ -294,6 +292,9 @@ class Exchange:
         self._resends += 1
         if self._resends > MAX_RESENDS:
             self._fail("The replica closed the connection before it answered.", "replica_lost")
+        elif not self._proxy.budget.spend(time.monotonic()):
+            text = "The replica was lost before it answered, and of late too many requests were sent again already."
+            self._fail(text, "retry_budget_exhausted")
         else:
             self._find()
 
@@ -359,15 +360,22 @@ class Exchange:
             self._client.done(relay.keep_alive if relay else self._request.keep_alive)
         self._proxy.describe(self._journal.record(self._ask, now))
 
-    def _settle(self, outcome: Outcome, error: UpstreamError | None, usage: Usage | None = None) -> None:
-        """End the lease, if there is one, and let those who wait try."""
+    def _settle(
+        self, outcome: Outcome, error: UpstreamError | None, usage: Usage | None = None, tells: bool = True
+    ) -> None:
+        """End the lease, if there is one, and let those who wait try. Unless `tells`, it says nothing of it."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
+        proxy, now = self._proxy, time.monotonic()
         self._tried.append(lease.replica)
-        self._journal.settled(lease.finish(outcome, usage, time.monotonic()), error)
-        if self._proxy.waiting:
-            self._proxy.loop.call_soon(self._proxy.waiting.wake)
+        self._journal.settled(lease.finish(outcome, usage, now), error)
+        if tells and outcome in verdict.TELLING:
+            ejection = proxy.fleet.ended(lease, outcome is not Outcome.OK, now)
+            if ejection is not None:
+                proxy.ejected(ejection)
+        if proxy.waiting:
+            proxy.loop.call_soon(proxy.waiting.wake)
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -378,11 +386,3 @@ class Exchange:
         self._connecting = self._proxy.loop.create_task(work)
         self._proxy.tasks.add(self._connecting)
         self._connecting.add_done_callback(self._proxy.tasks.discard)
-
-
-def _retry_after(response: ResponseReader) -> float:
-    """Seconds of a Retry-After in its numeric form; the default for a date or nonsense."""
-    for name, _, value in response.headers:
-        if name == b"retry-after" and value.isdigit():
-            return float(value)
-    return REFUSED_SECONDS

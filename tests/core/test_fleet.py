@@ -96,6 +96,7 @@ def test_only_ready_replicas_get_new_requests(state: State) -> None:
     assert told.view.ready == 2
     assert [replica.id for replica in fleet.ready] == ["r0", "r2"]
     assert cuts(fleet) == {}
+    fleet.mark("r1", State.DOWN, "test", 0.0)  # An ejection would outlast a good probe.
     fleet.mark("r1", State.READY, "test", 0.0)
     assert eligible(fleet, told) == ["r0", "r1", "r2"]
 

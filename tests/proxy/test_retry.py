@@ -148,7 +148,8 @@ async def test_when_all_are_full_the_engines_own_refusal_is_relayed() -> None:
         answer = await asked(rig, chat())
         assert (answer.status, answer["retry-after"], answer.body) == (503, "7", b'{"full":true}')
         assert calls(replicas) == 2
-        assert outcomes(rig) == [Outcome.REFUSED, Outcome.FAILED]
+        assert outcomes(rig) == [Outcome.REFUSED, Outcome.REFUSED]
+        assert errors(rig) == [UpstreamError.STATUS_429] * 2
 
 
 async def test_refusals_are_followed_up_to_the_bound() -> None:
@@ -284,7 +285,8 @@ async def test_nothing_is_sent_again_after_a_time_out() -> None:
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 502])
 async def test_any_other_answer_is_the_replicas_last_word(status: int) -> None:
-    async with scripted(whole(b'{"error":1}', status), whole(b'{"error":1}', status)) as (rig, replicas):
+    broken = whole(b'{"error":1}', status)
+    async with scripted(broken, broken, health={"ejection": {"failures": None}}) as (rig, replicas):
         for _ in range(20):
             answer = await asked(rig, chat())
             assert (answer.status, answer.body) == (status, b'{"error":1}')
