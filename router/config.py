@@ -274,7 +274,7 @@ class EjectionConfig(_Section):
 
     failures: Annotated[
         MaybeInteger,
-        About("Failures within 10 s that eject it, if half of its requests fail; null: never.", unit="requests"),
+        About("Failures within 10 s that eject it, if in a row or half of its requests; null: never.", unit="requests"),
     ] = 5
     first: Annotated[
         Duration,

@@ -75,6 +75,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._replica.connections.add(self)
         self._replica.accepted += 1
+        self._replica.on_accept(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._replica.connections.discard(self)
@@ -138,6 +139,7 @@ class ScriptedReplica:
         self.accepted = self.unread = 0
         self.errors: list[BaseException] = []
         self.connections: set[_Connection] = set()
+        self.on_accept: Callable[[_Connection], None] = lambda _: None
         self.port = 0
         self._server: asyncio.Server | None = None
 

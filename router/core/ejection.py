@@ -1,9 +1,9 @@
 """When a replica is ejected for its failures, for how long, and how it comes back. Pure.
 
 A replica that answers 500 in a millisecond has no load, holds its prompts' prefixes, and answers its probes: everything
-that routing looks at speaks for it. So it is judged by how its sends end, by rate *and* volume: of the last ten
-seconds' sends at least `failures` failed, and they were at least half of all. A few connection errors among many good
-answers never eject anybody.
+that routing looks at speaks for it. So it is judged by how its sends end, by rate *and* volume: in the last ten seconds
+at least `failures` failed, and these were its very last ones (it has just broken), or half of all (it is broken in
+part). A few connection errors among many good answers never eject anybody.
 
     ready --- fails too often ---> ejected for first * 2**n seconds, at most `longest`
       ^                               |
@@ -47,12 +47,12 @@ class EjectionSettings:
 class Conduct:
     """How one replica's sends have ended of late. Times in monotonic seconds."""
 
-    __slots__ = ("_ejections", "_failed", "_sends", "on_trial", "until")
+    __slots__ = ("_ejections", "_failed", "_run", "_sends", "on_trial", "until")
 
     def __init__(self) -> None:
         self._sends = Window()
         self._failed = Window()
-        self._ejections = 0
+        self._ejections = self._run = 0
         self.on_trial = False
         self.until = 0.0
 
@@ -61,12 +61,16 @@ class Conduct:
         self._sends.add(now)
         if not failed or settings.failures is None:
             self.on_trial = False
+            self._run = 0
             return False
         self._failed.add(now)
+        self._run += 1
         if self.on_trial:
             return True
         failures = self._failed.total(now)
-        return failures >= settings.failures and failures >= SHARE * self._sends.total(now)
+        if failures < settings.failures:
+            return False
+        return self._run >= settings.failures or failures >= SHARE * self._sends.total(now)
 
     def eject(self, settings: EjectionSettings, now: float) -> float:
         """Begin an ejection; how many seconds it lasts."""

@@ -6,7 +6,7 @@ failure. A request is sent again only while nothing went to the client, and then
 - without having been written whole, or after a 429 or 503 before any body: no work was done; at most
   `max_refusals` times, each time to a replica not yet tried;
 - once, when the connection closed before a response byte and it had been idle (keep-alive race), or a fresh connect to
-  the same address is refused (the process is gone), while the retry budget lasts.
+  the same address is refused (the process is gone, with whatever it was sent), while the retry budget lasts.
 
 Never after a time-out: a stopped engine may wake and generate.
 
@@ -54,8 +54,8 @@ class Exchange:
 
     __slots__ = (
         "_ask", "_client", "_connecting", "_connection", "_endpoint", "_explained", "_fresh", "_id", "_journal",
-        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_resends", "_route", "_tried", "_unworked",
-        "_waits",
+        "_lease", "_over", "_paused", "_proxy", "_raced", "_relay", "_request", "_resends", "_route", "_tried",
+        "_unworked", "_waits",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, client: Client, request: Request) -> None:
@@ -71,6 +71,7 @@ class Exchange:
         self._relay: Relay | None = None
         self._tried: list[ReplicaId] = []
         self._unworked = self._resends = 0
+        self._raced: ReplicaId | None = None
         self._waits = self._over = self._fresh = self._paused = False
         self._explained = b""
 
@@ -215,8 +216,9 @@ class Exchange:
             self._fail("The replica's answer broke off, or is not HTTP.", "replica_lost")
         elif loss.reused:
             self._settle(Outcome.FAILED, error, tells=False)
-            self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.
+            self._raced = self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.
             self._fresh = True
+            self._proxy.pools[self._raced].drop_idle()
             self._resend()
         else:
             self._settle(Outcome.FAILED, error)
@@ -284,6 +286,8 @@ class Exchange:
         self._connecting = None
         if gone:
             self._proxy.unreachable(replica)
+            if self._raced == replica:
+                self._resends -= 1  # That was no race: the connection died with its process, and so did both sends.
             self._resend()
         else:
             self._fail("The replica closed the connection before it answered.", "replica_lost")

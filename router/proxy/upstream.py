@@ -29,6 +29,12 @@ WRITE_BUFFER = 64 * 1024
 A smaller request goes to the kernel in one call, and counts as written: that only forbids a second send."""
 
 
+DYING_SECONDS = 0.05
+DYING_TRIES = 3
+"""While a kernel clears away a killed process, its listening socket may outlive its connections and still take new ones
+(Linux closes the files of a process newest first); these are reset within a millisecond or two."""
+
+
 class Address(NamedTuple):
     """Where a replica listens: `base` is the URL's path without a final slash, `authority` the Host it is called by."""
 
@@ -223,14 +229,23 @@ class Pool:
         self._open.add(connection)
 
     async def refuses(self) -> bool:
-        """Whether a fresh connection is refused: a process that is gone generates nothing."""
-        try:
-            connection = await self.connect()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        connection.abort()
+        """Whether a fresh connection is refused: a process that is gone generates nothing.
+
+        One that is made and does not last says nothing yet, so there is another.
+        """
+        for _ in range(DYING_TRIES):
+            try:
+                connection = await self.connect()
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                return False
+            try:
+                await asyncio.sleep(DYING_SECONDS)
+                if connection in self._open:
+                    return False
+            finally:  # Also when the client leaves meanwhile.
+                connection.abort()
         return False
 
     def keep(self, connection: Connection) -> None:
@@ -242,6 +257,11 @@ class Pool:
         self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
+
+    def drop_idle(self) -> None:
+        """One idle connection turned out to be dead: the others are as old, and a request sent into one may be lost."""
+        while self._idle:
+            self._idle.pop().abort()
 
     def forget(self, connection: Connection) -> None:
         """A connection is gone."""

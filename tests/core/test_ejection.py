@@ -70,11 +70,28 @@ def test_four_failures_are_no_volume() -> None:
 
 
 @pytest.mark.parametrize(("good", "ejected"), [(5, True), (6, False)])
-def test_half_of_the_sends_must_fail(good: int, ejected: bool) -> None:
+def test_half_of_the_sends_must_fail_when_some_are_good(good: int, ejected: bool) -> None:
     fleet = fleet_of(4)
-    for _ in range(good):
+    for _ in range(good - 1):
         send(fleet, "r1", 0.0)
-    assert (failing(fleet, "r1", 1.0) is not None) is ejected
+    failing(fleet, "r1", 1.0, 4)
+    send(fleet, "r1", 1.0)
+    assert (send(fleet, "r1", 1.0, fails=True) is not None) is ejected
+
+
+def test_five_in_a_row_are_enough_however_many_were_good_before() -> None:
+    fleet = fleet_of(4)
+    for _ in range(1000):
+        send(fleet, "r1", 0.0)
+    assert failing(fleet, "r1", 1.0) is not None
+
+
+def test_five_in_a_row_over_a_long_time_are_no_volume() -> None:
+    fleet = fleet_of(4)
+    for _ in range(100):
+        send(fleet, "r1", 0.0)
+    for second in range(0, 90, 3):
+        assert send(fleet, "r1", float(second), fails=True) is None
 
 
 def test_a_few_connection_errors_in_much_traffic_eject_nobody() -> None:

@@ -67,6 +67,7 @@ async def test_a_replica_that_cannot_be_connected_to_is_ejected() -> None:
         replicas = {"alive": alive.url, "far": "http://127.0.0.2:9"}
         async with routing(replicas, ready=False, health=SELDOM) as rig:
             await rig.ready("alive")
+            await until(lambda: rig.state("far") is State.DOWN)  # The last probe for a minute.
             pool = rig.worker.pools["far"]
 
             async def connect() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.core.record import UpstreamError
+from router.core.record import Phase, UpstreamError
 from router.core.types import Outcome, State
+from router.proxy.upstream import DYING_TRIES
 from tests.browser import asked, chat, connected, get
 from tests.rig import Member, Rig, routing, scripted, until
 from tests.scripted import HOST, STREAM, Call, Script, ScriptedReplica, closing, first, full, hang, sent, whole
@@ -212,6 +213,76 @@ async def test_a_process_that_dies_before_it_answers_is_no_failure(idle: bool, e
         assert outcomes(rig) == ends
         assert rig.state(name(rig, dying)) is State.DOWN
         assert (dying.generated, heir.generated) == (1, 1)
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["fresh", "idle before"])
+async def test_a_process_whose_listening_socket_outlives_its_connections_is_dead_all_the_same(idle: bool) -> None:
+    """So Linux clears away a killed process: for a moment connections are still taken, and then reset."""
+    async with scripted(hang, hang, health=SELDOM) as (rig, replicas):
+        if idle:
+            for replica in await home(rig, replicas):
+                replica.script = hang
+        request = asyncio.create_task(asked(rig, chat()))
+        await until(lambda: calls(replicas))
+        dying, heir = sorted(replicas, key=lambda replica: -len(replica.calls))
+        heir.script = whole()
+        dying.stop_listening()
+        with socket.create_server((HOST, dying.port)):  # Takes connections, but nobody accepts them.
+            pool = rig.worker.pools[name(rig, dying)]
+            before = set(pool._open)
+            dying.die()
+            await until(lambda: pool._open - before)
+        answer = await request
+        assert (answer.status, answer.replica) == (200, name(rig, heir))
+        assert outcomes(rig) == [Outcome.FAILED] * (1 + idle) + [Outcome.OK]
+        assert rig.state(name(rig, dying)) is State.DOWN
+        assert (dying.generated, heir.generated) == (1, 1)
+
+
+async def test_a_client_that_leaves_while_it_is_found_out_whether_its_replica_is_gone_leaves_nothing_behind() -> None:
+    async def script(call: Call) -> None:
+        replica.on_accept = lambda _: found.set()
+        call.reset()
+
+    found = asyncio.Event()
+    async with scripted(script, health=SELDOM) as (rig, [replica]):
+        async with connected(rig) as connection:
+            await connection.send(chat())
+            await found.wait()
+        await rig.quiet()
+        assert rig.record.left is Phase.WAITING
+
+
+async def test_a_replica_that_takes_connections_and_resets_them_is_not_dead() -> None:
+    """It may have read the request; nobody asks for ever."""
+
+    async def script(call: Call) -> None:
+        call.generate()
+        replica.on_accept = lambda connection: connection.transport.abort()
+        call.reset()
+
+    async with scripted(script, health=SELDOM) as (rig, [replica]):
+        accepted = replica.accepted
+        answer = await asked(rig, chat())
+        assert (answer.status, answer.code) == (502, "replica_lost")
+        assert replica.generated == 1
+        assert replica.accepted == accepted + 1 + DYING_TRIES
+
+
+async def test_a_replica_that_cuts_idle_connections_is_asked_twice_for_one_request_only() -> None:
+    """The others were idle as long, and are not used any more."""
+    async with scripted(hang, health=SELDOM) as (rig, [only]):
+        requests = [asyncio.create_task(asked(rig, chat())) for _ in range(4)]
+        await until(lambda: len(only.calls) == 4)
+        for call in list(only.calls):
+            await whole()(call)
+            call.gone.set()
+        assert {answer.status for answer in await asyncio.gather(*requests)} == {200}
+        await until(lambda: rig.worker.pools["r1"].idle == 4)
+        only.script, only.generated = closing(hard=True), 0
+        for _ in range(4):
+            assert (await asked(rig, chat())).status == 502
+        assert only.generated == 4 + 1
 
 
 async def test_a_process_that_dies_is_followed_once() -> None:
