@@ -8,7 +8,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +52,16 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def fleet(
-    shape: FleetShape, policy: str, *, port: int | None = None, admin_port: int | None = None
+    shape: FleetShape,
+    policy: str,
+    *,
+    port: int | None = None,
+    admin_port: int | None = None,
+    flags: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready inside the block and gone after it. Without a port, free ones are taken.
+
+    flags: more words for the command of a replica, by its id.
 
     Raises ProcessError when a process does not get ready.
     """
@@ -63,7 +70,8 @@ async def fleet(
         directory = Path(name)
         config = directory / "router.yaml"
         router = Process("router", (*_HOMING, "serve", "-c", str(config)), directory / "router.log")
-        replicas = [Process(f"replica {name}", _replica(name, shape), directory / f"{name}.log") for name in shape.ids]
+        commands = {name: replica_command(name, shape, (flags or {}).get(name, ())) for name in shape.ids}
+        replicas = [Process(f"replica {name}", each, directory / f"{name}.log") for name, each in commands.items()]
         async with running(replicas, GRACE_S):
             urls = {name: await _listening(process) for name, process in zip(shape.ids, replicas, strict=True)}
             built = Fleet(front, admin, urls, (*replicas, router))
@@ -86,9 +94,10 @@ def router_yaml(built: Fleet, policy: str) -> str:
     return yaml.safe_dump(settings, sort_keys=False)
 
 
-def _replica(name: str, shape: FleetShape) -> Sequence[str]:
+def replica_command(name: str, shape: FleetShape, more: Sequence[str] = (), port: int = 0) -> Sequence[str]:
+    """What starts one replica; on port 0 it takes a free one and says which."""
     flags = {
-        "port": 0,
+        "port": port,
         "id": name,
         "model": MODEL,
         "profile": shape.profile,
@@ -102,6 +111,7 @@ def _replica(name: str, shape: FleetShape) -> Sequence[str]:
         "replica",
         "simulate",
         *(word for flag, value in flags.items() for word in (f"--{flag}", str(value))),
+        *more,
     )
 
 

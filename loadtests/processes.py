@@ -94,6 +94,10 @@ class Process:
         """Waits until a child that should run on has ended; what to say about it."""
         return self._error(f"ended with code {await self._started().wait()}")
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal. One that has ended gets none."""
+        self._started().send_signal(number)
+
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then after `grace_s` seconds SIGKILL to the child and all that it started. It may have ended."""
         child = self._child

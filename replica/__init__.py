@@ -13,5 +13,5 @@ Reading order: `kvcache` and `engine` are pure (no clock, no I/O) and also serve
 `profiles` and `tokens` feed them; `driver` runs an engine in real time. From outside it looks like vLLM: bodies come
 in through `openai_requests`, `conversations` and `template`; `serving` takes them through the driver; `handlers`,
 `responses`, `pooling` and `control` are its endpoints, `answers` and `*_answers` their shapes, `prometheus` its
-metrics, `faults` its failures. `server` builds and starts it all.
+metrics, `faults` its failures, `generations` what it tells of its work. `server` builds and starts it all.
 """

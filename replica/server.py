@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
 
@@ -24,6 +26,7 @@ from replica.control import ControlApi
 from replica.driver import Driver
 from replica.engine import Engine
 from replica.faults import SLOWDOWN, Fault, reset
+from replica.generations import GenerationLog
 from replica.handlers import StateApi, TextApi, not_found
 from replica.openai_requests import Model
 from replica.pooling import PoolingApi
@@ -87,7 +90,8 @@ class SimulatedReplica:
             max_model_len=min(settings.max_model_len, self.engine.capacity),
             seed=settings.seed,
         )
-        serving = Serving(self.driver, model, lambda: self._fault, settings.prompt_tokens_details)
+        generations = None if settings.record_ids is None else GenerationLog(settings.record_ids)
+        serving = Serving(self.driver, model, lambda: self._fault, settings.prompt_tokens_details, generations)
         responses = ResponsesApi(serving, settings.keep_responses)
         recorders = [_recorder(self.requests_seen)] if settings.keep_requests else []
         app = web.Application(client_max_size=_MAX_BODY, middlewares=recorders)
@@ -97,6 +101,8 @@ class SimulatedReplica:
         app.router.add_route("*", "/{path:.*}", not_found)
         app.on_response_prepare.append(_name_server)
         app.on_cleanup.append(lambda _: responses.close())
+        if generations is not None:
+            app.on_cleanup.append(_closing(generations))
         return app
 
     @property
@@ -212,6 +218,13 @@ def _recorder(seen: deque[SeenRequest]) -> Middleware:
     return record
 
 
+def _closing(generations: GenerationLog) -> Callable[[web.Application], Awaitable[None]]:
+    async def close(_: web.Application) -> None:
+        generations.close()
+
+    return close
+
+
 async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "uvicorn"
 
@@ -228,6 +241,12 @@ def simulate(
     max_model_len: Annotated[int, typer.Option(help="Longest prompt and answer together, in tokens.")] = 131_072,
     seed: Annotated[int, typer.Option(help="Makes tokenizer and answers; the same for all of a fleet.")] = 0,
     fail: Annotated[Fault, typer.Option(help="A way to fail on purpose.")] = Fault.NONE,
+    fail_on_signal: Annotated[
+        bool, typer.Option("--fail-on-signal", help="Begin to fail at SIGUSR1, and end it at SIGUSR2.")
+    ] = False,
+    record_ids: Annotated[
+        Path | None, typer.Option(help="Tell in this file what is generated, by X-Request-Id.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Run one simulated vLLM replica until SIGTERM or Ctrl-C.
 
@@ -249,16 +268,17 @@ def simulate(
             block_size=block_size,
             max_model_len=max_model_len,
             seed=seed,
-            fault=fail,
+            fault=Fault.NONE if fail_on_signal else fail,
+            record_ids=record_ids,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     _allow_many_connections()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings))
+            runner.run(_serve(settings, fail if fail_on_signal else None))
     except OSError as error:
-        sys.exit(f"homing replica simulate: cannot listen on {host}:{port}: {error.strerror}")
+        sys.exit(f"homing replica simulate: {error.filename or f'cannot listen on {host}:{port}'}: {error.strerror}")
 
 
 def _allow_many_connections() -> None:
@@ -269,10 +289,14 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(settings: ReplicaSettings) -> None:
-    stop = asyncio.Event()
+async def _serve(settings: ReplicaSettings, later: Fault | None) -> None:
+    """`later` is the fault that begins and ends by signal."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, stop.set)
     async with SimulatedReplica(settings) as replica:
+        if later is not None:
+            loop.add_signal_handler(signal.SIGUSR1, setattr, replica, "fault", later)
+            loop.add_signal_handler(signal.SIGUSR2, setattr, replica, "fault", Fault.NONE)
         typer.echo(f"replica {settings.id} listening on {replica.url}")
         await replica.run_until(stop)

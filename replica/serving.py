@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count, repeat
+from typing import Literal
 
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from replica.answers import Choice, Shape, Usage
 from replica.driver import Driver, Job
 from replica.errors import BadRequestError, ErrorShape, error_body
 from replica.faults import Fault, reset
+from replica.generations import GenerationLog
 from replica.openai_requests import Answer, Generation, Model, pieces, plan
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,7 +33,15 @@ class Serving:
     `model` is replaced as a whole when adapters come and go. `details` is vLLM's `--enable-prompt-tokens-details`.
     """
 
-    def __init__(self, driver: Driver, model: Model, fault: Callable[[], Fault], details: bool) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        model: Model,
+        fault: Callable[[], Fault],
+        details: bool,
+        generations: GenerationLog | None = None,
+    ) -> None:
+        self._generations = generations
         self.driver = driver
         self.model = model
         self.started = time.time()
@@ -67,8 +77,10 @@ class Serving:
             await request.read()
             match self._fault():
                 case Fault.RESET:
+                    self._note("begin", request)  # Whether a real engine had begun, nobody could know.
                     return await _reset_connection(request)
                 case Fault.HANG:
+                    self._note("begin", request)
                     return await _hang()
                 case Fault.FULL:
                     full = refusal("The engine is full, try again later.", 503, None, None)
@@ -80,11 +92,18 @@ class Serving:
 
         return self.post(path, faulty, refusal)
 
+    def _note(self, event: Literal["begin", "end"], request: web.Request) -> None:
+        if self._generations is not None:
+            self._generations.note(event, _request_id(request))
+
     # From a Generation to its answer.
 
     async def answer(self, request: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
+        self._note("begin", request)
         if not generation.stream:
-            return await self.send(request, shape.whole(*await self.run(generation)))
+            body = shape.whole(*await self.run(generation))
+            self._note("end", request)
+            return await self.send(request, body)
         job, planned = self._submit(generation)
         try:
             return await self._stream(request, generation, shape, job, planned)
@@ -137,6 +156,7 @@ class Serving:
                 return await _reset_connection(request)
             sent = ready
             if finished:
+                self._note("end", request)
                 events += shape.epilogue(_choices(planned), self._usage(generation, job))
             await response.write(events)
         return response

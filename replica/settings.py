@@ -1,6 +1,7 @@
 """What one simulated replica can be told: plain values, checked once, here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 from replica.faults import Fault
@@ -20,7 +21,8 @@ class ReplicaSettings:
     `prefix_caching` off is an engine that reuses nothing. `prompt_tokens_details` off is an engine without
     `--enable-prompt-tokens-details`: chat, completions and Messages do not tell cached tokens. `metrics` is the names
     that `/metrics` uses (see `prometheus`). `keep_responses` is how many answers of the Responses API are stored;
-    0 is vLLM without `VLLM_ENABLE_RESPONSES_API_STORE`, which is its default and not ours.
+    0 is vLLM without `VLLM_ENABLE_RESPONSES_API_STORE`, which is its default and not ours. `record_ids` is the file of
+    a GenerationLog.
     """
 
     id: str = "r1"
@@ -41,6 +43,7 @@ class ReplicaSettings:
     prompt_tokens_details: bool = True
     metrics: MetricNames = "current"
     keep_responses: int = 1_000
+    record_ids: Path | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

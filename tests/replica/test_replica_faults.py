@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -289,6 +291,70 @@ async def test_the_command_says_where_it_listens_and_stops_on_a_signal(signum: i
     os.kill(process.pid, signum)
     _, errors = await asyncio.wait_for(process.communicate(), 15)
     assert (process.returncode, errors) == (0, b"")
+
+
+async def test_the_command_fails_from_one_signal_to_another() -> None:
+    process = await start("--port", "0", "--speed", "20", "--fail", "fast-500", "--fail-on-signal")
+    assert process.stdout is not None
+    url = (await asyncio.wait_for(process.stdout.readline(), 15)).decode().split()[-1] + CHAT
+    async with aiohttp.ClientSession() as client:
+        for signum, status in ((None, 200), (signal.SIGUSR1, 500), (signal.SIGUSR2, 200)):
+            if signum is not None:
+                os.kill(process.pid, signum)
+            async with asyncio.timeout(5):
+                while (await client.post(url, json=BODY)).status != status:
+                    assert signum is not None, "a signal takes its time, the first answer has none"
+    process.terminate()
+    await asyncio.wait_for(process.communicate(), 15)
+    assert process.returncode == 0
+
+
+def named(name: str, **more: object) -> dict[str, Any]:
+    return {"json": BODY | more, "headers": {"X-Request-Id": name}}
+
+
+async def test_what_is_generated_is_told_by_request_id(tmp_path: Path) -> None:
+    told = tmp_path / "ids"
+    async with (
+        SimulatedReplica(ReplicaSettings(blocks=2_000, speed=100, record_ids=told)) as replica,
+        aiohttp.ClientSession(replica.url) as client,
+    ):
+        for name, stream in (("whole", False), ("stream", True)):
+            async with client.post(CHAT, **named(name, stream=stream)) as response:
+                await response.read()
+        await client.post(CHAT, json=BODY)  # Without an id.
+        await client.post(CHAT, data=b"{", headers={"X-Request-Id": "refused"})
+        for fault in (Fault.FULL, Fault.FAST_500):
+            replica.fault = fault
+            await client.post(CHAT, **named(fault))
+        replica.fault = Fault.RESET
+        with pytest.raises(aiohttp.ClientError):
+            await client.post(CHAT, **named("reset"))
+    assert told.read_text().splitlines() == ["begin whole", "end whole", "begin stream", "end stream", "begin reset"]
+
+
+async def test_what_is_begun_is_told_before_it_ends(tmp_path: Path) -> None:
+    told = tmp_path / "ids"
+    begun: list[str] = []
+    async with (
+        SimulatedReplica(ReplicaSettings(blocks=2_000, record_ids=told)) as replica,
+        aiohttp.ClientSession(replica.url) as client,
+    ):
+        for fault, name in ((Fault.NONE, "left"), (Fault.HANG, "hung")):
+            begun.append(f"begin {name}")
+            replica.fault = fault
+            request = asyncio.create_task(client.post(CHAT, **named(name, max_tokens=3_000)))
+            await eventually(lambda: told.read_text().count("begin") == len(begun))
+            request.cancel()
+    assert told.read_text().splitlines() == begun
+
+
+async def test_a_file_that_cannot_be_written_is_an_error_of_the_command(tmp_path: Path) -> None:
+    process = await start("--port", "0", "--record-ids", str(tmp_path / "nowhere" / "ids"))
+    _, errors = await asyncio.wait_for(process.communicate(), 15)
+    assert process.returncode == 1
+    assert "nowhere/ids: No such file or directory" in errors.decode()
+    assert "Traceback" not in errors.decode()
 
 
 @pytest.mark.parametrize(("fault", "some"), [("reset", False), ("reset-midway", True)])
