@@ -21,7 +21,7 @@ from statistics import median
 
 from loadtests.meter import GoneError, cpu_seconds
 from loadtests.native import Load, Tools
-from loadtests.processes import ProcessError
+from loadtests.processes import Process, ProcessError
 
 MODEL = "bench"
 CHUNK = "chunk"
@@ -80,7 +80,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One cell of one arm in one round. `value` is None where it could not be measured, `problem` says why, or what
-    went wrong besides. Rate and latencies are those of the load behind it."""
+    went wrong besides; `ended` when the arm is gone. Rate and latencies are those of the load behind it."""
 
     arm: str
     round: int
@@ -92,6 +92,7 @@ class Sample:
     p50_ms: float | None = None
     p99_ms: float | None = None
     problem: str | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Subject:
     """A proxy that runs."""
 
     name: str
-    pid: int
+    process: Process
     port: int
 
 
@@ -196,9 +197,9 @@ class Bench:
     async def _cpu(self, subject: Subject, bodies: Sequence[Path]) -> tuple[float, Load]:
         plan = self._plan
         await self._tools.drive(subject.port, plan.connections, plan.warm_seconds, bodies)
-        before = cpu_seconds(subject.pid)
+        before = cpu_seconds(subject.process.pid)
         load = await self._tools.drive(subject.port, plan.connections, plan.seconds, bodies)
-        return per(cpu_seconds(subject.pid) - before, load.completed), load
+        return per(cpu_seconds(subject.process.pid) - before, load.completed), load
 
     async def _chunk(self, subject: Subject) -> tuple[float, Load]:
         """A stream's head and end are part of the price of its events. Raises ProcessError when events are missing."""

@@ -1,11 +1,13 @@
 """`python -m loadtests.bench_proxy`: what the router itself costs, beside other proxies on this machine.
 
-Two stand-in replicas run for the whole time. In each round every arm in turn is started before them, measured cell by
-cell (`bench_cells`) and stopped: A B C, A B C, A B C, so that what the machine does meanwhile happens to all of them.
-The stand-in is an arm, too: its figures are the floor of the measurement itself. Whatever is started here is stopped
-here, after Ctrl-C as well. A user's mistake ends in one line on stderr and exit code 1 (2 for a wrong flag).
+All arms stand before the same two stand-in replicas for the whole run, and all but one are idle at any time. Each cell
+(`bench_cells`) goes through the arms in turn, and so does each round: A B C, A B C, A B C, a few seconds each, so that
+what the machine does meanwhile happens to all of them. The stand-in is an arm, too: its figures are the floor of the
+measurement itself. Whatever is started here is stopped here, after Ctrl-C as well. A user's mistake ends in one line on
+stderr and exit code 1 (2 for a wrong flag).
 """
 
+import asyncio
 import contextlib
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from loadtests.processes import HOST, Interrupted, Process, ProcessError, free_p
 _REPLICAS = 2
 _READY_WITHIN_S = 60.0  # A router in Python that starts beside others' work takes seconds.
 _GRACE_S = 5.0
+_NEWS_WITHIN_S = 0.5
 
 QUICK = Plan(rounds=1, seconds=0.8, pairs=3, turn_seconds=0.2)
 
@@ -101,7 +104,7 @@ def _measure(plan: Plan, arms: Sequence[Arm], pin: bool, out: Path | None) -> No
 
 
 def _show(console: Console, samples: Sequence[Sample], judged: str, plan: Plan, wall_s: float) -> None:
-    of = bench_report.medians(samples)
+    of = bench_report.figures(samples)
     rounds = f"median of {plan.rounds} rounds" if plan.rounds > 1 else "one round"
     console.print(f"CPU in us per request and chunk, {plan.connections} connections, {rounds};", highlight=False)
     console.print(f"in brackets how many times that {judged} takes:", highlight=False)
@@ -139,33 +142,43 @@ async def _run(plan: Plan, arms: Sequence[Arm], cores: Cores | None) -> list[Sam
             urls = [f"http://{HOST}:{port}" for port in ports]
             probe = bodies.short_streams[0].read_bytes()
             room = _Room(directory, Bench(tools, plan, bodies, ports[0]), urls, cores, probe)
-            standin = Subject(STANDIN, replicas[0].pid, ports[0])
-            return await _rounds(room, plan, arms, standin)
+            return await _measured(room, plan, arms, Subject(STANDIN, replicas[0], ports[0]))
 
 
-async def _rounds(room: _Room, plan: Plan, arms: Sequence[Arm], standin: Subject) -> list[Sample]:
-    samples: list[Sample] = []
-    for number in range(1, plan.rounds + 1):
-        samples += await _cells(room.bench, plan, standin, number)
+async def _measured(room: _Room, plan: Plan, arms: Sequence[Arm], standin: Subject) -> list[Sample]:
+    samples, subjects = [], [standin]
+    async with contextlib.AsyncExitStack() as stack:
         for arm in arms:
             try:
-                async with _started(room, arm) as subject:
-                    samples += await _cells(room.bench, plan, subject, number)
-            except ProcessError as error:  # It did not start; what the others cost can still be told.
-                print(f"round {number}/{plan.rounds} {error}", file=sys.stderr, flush=True)
-                problem = f"it did not start: {str(error).splitlines()[-1].strip()}"
-                samples += [Sample(arm.name, number, "start", None, errors=1, problem=problem)]
+                subjects.append(await stack.enter_async_context(_started(room, arm)))
+            except ProcessError as error:  # What the others cost can still be told.
+                samples.append(_lost(arm.name, 0, "start", error))
+        for number in range(1, plan.rounds + 1):
+            for cell in (*plan.cpu_cells, *plan.latency_cells):
+                row = [await _sample(room.bench, subject, number, cell) for subject in subjects]
+                told = (f"{sample.arm} {'-' if sample.value is None else f'{sample.value:.2f}'}" for sample in row)
+                print(f"{cell}, round {number}: {', '.join(told)}", flush=True)
+                samples += row
+                ended = {sample.arm for sample in row if sample.ended}
+                subjects = [subject for subject in subjects if subject.name not in ended]
     return samples
 
 
-async def _cells(bench: Bench, plan: Plan, subject: Subject, number: int) -> list[Sample]:
-    """Every cell of one arm, with a line of progress at its end."""
-    began = time.monotonic()
-    samples = [await bench.measure(subject, number, cell) for cell in (*plan.cpu_cells, *plan.latency_cells)]
-    figures = ", ".join(f"{sample.cell} {'-' if sample.value is None else f'{sample.value:.2f}'}" for sample in samples)
-    took = time.monotonic() - began
-    print(f"round {number}/{plan.rounds} {subject.name}: {figures} ({took:.0f} s)", flush=True)
-    return samples
+async def _sample(bench: Bench, subject: Subject, number: int, cell: str) -> Sample:
+    """One cell of one arm; when the arm has ended meanwhile, that."""
+    sample = await bench.measure(subject, number, cell)
+    if sample.value is None:
+        # The news of an end may come a moment after the connections broke.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NEWS_WITHIN_S):
+                return _lost(subject.name, number, cell, await subject.process.failure())
+    return sample
+
+
+def _lost(arm: str, number: int, cell: str, error: ProcessError) -> Sample:
+    """An arm that did not start, or ended by itself: its last words go to stderr, what it was to the notes."""
+    print(error, file=sys.stderr, flush=True)
+    return Sample(arm, number, cell, None, errors=1, problem=str(error).partition(";")[0], ended=True)
 
 
 @contextlib.asynccontextmanager
@@ -179,7 +192,7 @@ async def _started(room: _Room, arm: Arm) -> AsyncIterator[Subject]:
         with on(room.cores.proxy if room.cores else None):
             await stack.enter_async_context(running([process], _GRACE_S))
         await _answering(process, site.port, room.probe)
-        yield Subject(arm.name, process.pid, site.port)
+        yield Subject(arm.name, process, site.port)
 
 
 async def _answering(process: Process, port: int, request: bytes) -> None:

@@ -1,7 +1,8 @@
 """From samples to what is said: medians over the rounds, ratios between arms, goals met or missed, table and JSON.
 
-A machine that others use drifts, so figures in microseconds are worth little by themselves: what counts is the ratio
-of two arms that were measured in turn in one run, each by its median over the rounds. Pure but for `machine`.
+A machine that others use drifts, so figures in microseconds are worth little by themselves. What counts is the ratio of
+two arms in the same round, a few seconds apart, and of the rounds' ratios the median; it need not be the ratio of the
+medians that stand beside it. Pure but for `machine`.
 """
 
 import json
@@ -22,8 +23,8 @@ STANDIN = "stand-in"
 """The arm that is the replica itself, with nothing in front: what the measurement cannot see below."""
 MIN_ROUNDS = 3
 
-Medians = Mapping[str, Mapping[str, float]]
-"""Arm, then cell, then the median; what could not be measured is left out."""
+Figures = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Arm, cell, round: the value. What could not be measured is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,53 +80,62 @@ TITLES = {
 """What the cells in milliseconds are. Never written to."""
 
 
-def medians(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
-    """Over the rounds, of the samples that have a value; arms and cells in the order of the samples."""
-    values: dict[str, dict[str, list[float]]] = {}
+def figures(samples: Iterable[Sample]) -> Figures:
+    """The values of samples that have one; arms and cells in the order of the samples, an arm without any value too."""
+    of: dict[str, dict[str, dict[int, float]]] = {}
     for sample in samples:
-        cells = values.setdefault(sample.arm, {})
+        cells = of.setdefault(sample.arm, {})
         if sample.value is not None:
-            cells.setdefault(sample.cell, []).append(sample.value)
-    return {arm: {cell: median(of) for cell, of in cells.items()} for arm, cells in values.items()}
+            cells.setdefault(sample.cell, {})[sample.round] = sample.value
+    return of
 
 
-def ratio(of: Medians, arm: str, to: str, cell: str) -> float | None:
-    """How many times the cell of `to` that of `arm` is; None where either is missing, or that of `to` is nothing."""
-    above, below = of.get(arm, {}).get(cell), of.get(to, {}).get(cell)
-    return above / below if above is not None and below else None
+def middle(of: Figures, arm: str, cell: str) -> float | None:
+    """The median over the rounds; None where no round has a value."""
+    values = of.get(arm, {}).get(cell, {}).values()
+    return median(values) if values else None
 
 
-def judge(of: Medians, arm: str, goals: Iterable[Goal] = GOALS) -> list[Verdict]:
+def ratio(of: Figures, arm: str, to: str, cell: str) -> float | None:
+    """How many times the cell of `to` that of `arm` is, by the median of the rounds that have both; None without any.
+
+    A round in which `to` used nothing that the meter could see has no ratio.
+    """
+    above, below = of.get(arm, {}).get(cell, {}), of.get(to, {}).get(cell, {})
+    ratios = [value / below[number] for number, value in above.items() if below.get(number)]
+    return median(ratios) if ratios else None
+
+
+def judge(of: Figures, arm: str, goals: Iterable[Goal] = GOALS) -> list[Verdict]:
     """Each goal, by what `arm` made of it."""
-    verdicts = []
-    for goal in goals:
-        here = of.get(arm, {}).get(goal.cell)
-        verdicts.append(Verdict(goal, here if goal.against is None else ratio(of, arm, goal.against, goal.cell)))
-    return verdicts
+    return [
+        Verdict(goal, middle(of, arm, goal.cell) if goal.against is None else ratio(of, arm, goal.against, goal.cell))
+        for goal in goals
+    ]
 
 
-def cpu_table(of: Medians, judged: str, cells: Sequence[str]) -> Table:
+def cpu_table(of: Figures, judged: str, cells: Sequence[str]) -> Table:
     """Microseconds, a row for each arm; behind a peer's figure, how many times it the judged arm takes."""
 
     def figure(arm: str, cell: str) -> str:
-        value, times = of[arm].get(cell), ratio(of, judged, arm, cell)
+        value, times = middle(of, arm, cell), ratio(of, judged, arm, cell)
         told = "" if times is None or arm in {judged, STANDIN} else f" ({times:.2f}x)"
         return "-" if value is None else f"{value:.{0 if value >= 100 else 1}f}{told}"
 
     return _grid(of, cells, figure)
 
 
-def latency_table(of: Medians, cells: Sequence[str]) -> Table:
+def latency_table(of: Figures, cells: Sequence[str]) -> Table:
     """Milliseconds, a row for each arm."""
 
     def figure(arm: str, cell: str) -> str:
-        value = of[arm].get(cell)
+        value = middle(of, arm, cell)
         return "-" if value is None else f"{value:.3f}"
 
     return _grid(of, cells, figure)
 
 
-def _grid(of: Medians, cells: Sequence[str], figure: Callable[[str, str], str]) -> Table:
+def _grid(of: Figures, cells: Sequence[str], figure: Callable[[str, str], str]) -> Table:
     grid = Table(box=SIMPLE_HEAD)
     for name in ("arm", *cells):
         grid.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
@@ -185,7 +195,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
 
 def to_json(samples: Sequence[Sample], judged: str, plan: Plan, where: Machine) -> str:
     """The whole run: every sample, the medians, and the goals with their verdicts."""
-    of = medians(samples)
+    of = figures(samples)
     verdicts = [{**asdict(verdict.goal), "measured": verdict.measured, "verdict": verdict.word}
                 for verdict in judge(of, judged)]  # fmt: skip
     whole = {
@@ -193,7 +203,7 @@ def to_json(samples: Sequence[Sample], judged: str, plan: Plan, where: Machine) 
         "machine": asdict(where),
         "plan": asdict(plan),
         "judged": judged,
-        "medians": of,
+        "medians": {arm: {cell: middle(of, arm, cell) for cell in cells} for arm, cells in of.items()},
         "goals": verdicts,
         "samples": [asdict(sample) for sample in samples],
     }

@@ -257,8 +257,9 @@ def profile(passes: int = PASSES) -> Profile:
 async def _profile(passes: int) -> Profile:
     bed = Bed(_worker())
     try:
-        sizes = [_stages(bed, kib, passes) for kib in SIZES_KIB]
-        return Profile(is_compiled(), sizes, _chunk_us(bed, passes), _long_prompt_us(bed, passes // 10) / 1000)
+        return Profile(
+            is_compiled(), _stages(bed, passes), _chunk_us(bed, passes), _long_prompt_us(bed, passes // 10) / 1000
+        )
     finally:
         for pool in bed.worker.pools.values():
             pool.close()
@@ -280,19 +281,38 @@ def _worker() -> Worker:
             return Worker(loaded.config, loaded.secrets(), asyncio.get_running_loop(), clients, admin)
 
 
-def _stages(bed: Bed, kib: float, passes: int) -> Stages:
-    content = body(round(kib * KIB), 0)
-    raw, answer = request_bytes(content), answer_bytes(len(content) // 4)
-    hand = Hand(bed, raw, answer, _record(bed, raw, answer))
-    clock, cost = time.thread_time_ns, clock_ns()
-    wholes, stages = [], []
+class _Way:
+    """A request of one size: what each of its ways took, in ns."""
+
+    def __init__(self, bed: Bed, kib: float) -> None:
+        content = body(round(kib * KIB), 0)
+        self._bed, self._raw, self._answer = bed, request_bytes(content), answer_bytes(len(content) // 4)
+        self._kib, self._hand = kib, Hand(bed, self._raw, self._answer, _record(bed, self._raw, self._answer))
+        self._wholes: list[int] = []
+        self._stages: list[list[int]] = []
+
+    def go(self) -> None:
+        """Both ways once."""
+        began = time.thread_time_ns()
+        self._bed.whole(self._raw, self._answer)
+        self._wholes.append(time.thread_time_ns() - began)
+        self._stages.append([after - before for before, after in pairwise(self._hand.go())])
+
+    def typical(self, clock: float) -> Stages:
+        """The medians, less the `clock`'s own cost in ns."""
+        columns = zip(STAGES, zip(*self._stages, strict=True), strict=True)
+        of = {name: (median(column) - clock) / 1000 for name, column in columns}
+        return Stages(self._kib, of, (median(self._wholes) - clock) / 1000)
+
+
+def _stages(bed: Bed, passes: int) -> list[Stages]:
+    """All sizes in turn, pass after pass, so that a machine that slows down slows all of them."""
+    ways = [_Way(bed, kib) for kib in SIZES_KIB]
     for _ in range(passes):
-        began = clock()
-        bed.whole(raw, answer)
-        wholes.append(clock() - began)
-        stages.append([after - before for before, after in pairwise(hand.go())])
-    of = {name: (median(column) - cost) / 1000 for name, column in zip(STAGES, zip(*stages, strict=True), strict=True)}
-    return Stages(kib, of, (median(wholes) - cost) / 1000)
+        for way in ways:
+            way.go()
+    clock = clock_ns()
+    return [way.typical(clock) for way in ways]
 
 
 def _record(bed: Bed, raw: bytes, answer: bytes) -> Record:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtests import bench_arms, bench_report, bench_stages, meter
-from loadtests.bench_arms import ArmError, Site
+from loadtests import bench_arms, bench_proxy, bench_report, bench_stages, meter
+from loadtests.bench_arms import Arm, ArmError, Site
 from loadtests.bench_cells import ADDED, BESIDE, CHUNK, Bench, Bodies, Plan, Sample, Subject, body, per, write_bodies
 from loadtests.bench_report import Goal, Verdict
 from loadtests.native import COMPILERS, NoCompilerError, Tools, build, compiler, listening_port
-from loadtests.processes import HOST, ProcessError, free_port, running
+from loadtests.processes import HOST, Process, ProcessError, free_port, running
 from router.members import engine
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it needs Linux: /proc and epoll")
@@ -93,14 +93,28 @@ def test_cpu_is_shared_out_over_what_was_completed() -> None:
 
 
 def test_a_median_leaves_out_what_could_not_be_measured() -> None:
-    samples = [*rounds("a", "8 KB", 30.0, 10.0, 20.0), *rounds("b", "8 KB", None, 5.0, 7.0), *rounds("c", CHUNK, None)]
-    assert bench_report.medians(samples) == {"a": {"8 KB": 20.0}, "b": {"8 KB": 6.0}, "c": {}}
+    of = bench_report.figures(
+        [*rounds("a", "8 KB", 30.0, 10.0, 20.0), *rounds("b", "8 KB", None, 5.0, 7.0), *rounds("c", CHUNK, None)]
+    )
+    assert [bench_report.middle(of, arm, "8 KB") for arm in ("a", "b", "c", "d")] == [20.0, 6.0, None, None]
+    assert list(of) == ["a", "b", "c"]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    """The machine is twice as slow in the second round, and in the third one side could not be measured."""
+    of = bench_report.figures([*rounds("a", "8 KB", 20.0, 40.0, 90.0), *rounds("b", "8 KB", 80.0, 160.0, None)])
+    assert bench_report.ratio(of, "a", "b", "8 KB") == 0.25
 
 
 def test_a_ratio_needs_both_sides() -> None:
-    of = {"a": {"8 KB": 20.0}, "b": {"8 KB": 80.0}, "c": {"8 KB": 0.0}}
-    assert bench_report.ratio(of, "a", "b", "8 KB") == 0.25
-    for arm, to, cell in (("a", "d", "8 KB"), ("d", "a", "8 KB"), ("a", "b", CHUNK), ("a", "c", "8 KB")):
+    of = {"a": {"8 KB": {1: 20.0}}, "b": {"8 KB": {2: 80.0}}, "c": {"8 KB": {1: 0.0}}}
+    for arm, to, cell in (
+        ("a", "b", "8 KB"),
+        ("a", "d", "8 KB"),
+        ("d", "a", "8 KB"),
+        ("a", "b", CHUNK),
+        ("a", "c", "8 KB"),
+    ):
         assert bench_report.ratio(of, arm, to, cell) is None
 
 
@@ -116,7 +130,7 @@ def test_a_goal_without_a_stretch_is_met_or_missed() -> None:
 
 
 def test_goals_are_judged_as_ratios_or_as_they_stand() -> None:
-    of = {"homing": {"8 KB": 30.0, ADDED: 0.2}, "peer": {"8 KB": 100.0}}
+    of = {"homing": {"8 KB": {1: 30.0}, ADDED: {1: 0.2}}, "peer": {"8 KB": {1: 100.0}}}
     goals = [Goal("8 KB", "peer", 0.35), Goal(ADDED, None, 0.5), Goal(CHUNK, "peer", 1.0)]
     assert [verdict.measured for verdict in bench_report.judge(of, "homing", goals)] == [0.3, 0.2, None]
 
@@ -136,7 +150,7 @@ def printed(*what: object) -> str:
 
 
 def test_the_tables_show_figures_ratios_and_verdicts() -> None:
-    of = {"homing": {"8 KB": 30.0, ADDED: 0.2}, "nginx": {"8 KB": 120.0}}
+    of = {"homing": {"8 KB": {1: 30.0}, ADDED: {1: 0.2}}, "nginx": {"8 KB": {1: 120.0}}}
     cpu = printed(bench_report.cpu_table(of, "homing", ["8 KB", CHUNK]))
     assert "120 (0.25x)" in cpu
     assert "30.0 " in cpu
@@ -280,11 +294,11 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
 
 
 @asynccontextmanager
-async def standin(tools: Tools) -> AsyncIterator[tuple[int, int]]:
-    """A stand-in's port and pid."""
+async def standin(tools: Tools) -> AsyncIterator[tuple[int, Process]]:
+    """A stand-in's port and process."""
     replica = tools.replica("replica", INTERVAL_MS)
     async with running([replica], 2.0):
-        yield await listening_port(replica), replica.pid
+        yield await listening_port(replica), replica
 
 
 async def told(port: int, *requests: bytes) -> list[bytes]:
@@ -461,8 +475,8 @@ def bodies(tmp_path: Path) -> Bodies:
 
 @pytest.mark.parametrize("cell", [*TINY.cpu_cells, *TINY.latency_cells])
 async def test_every_cell_of_the_stand_in_itself_can_be_measured(tools: Tools, bodies: Bodies, cell: str) -> None:
-    async with standin(tools) as (port, pid):
-        found = await Bench(tools, TINY, bodies, port).measure(Subject("it", pid, port), 1, cell)
+    async with standin(tools) as (port, process):
+        found = await Bench(tools, TINY, bodies, port).measure(Subject("it", process, port), 1, cell)
     assert (found.cell, found.errors, found.problem) == (cell, 0, None)
     assert found.value is not None
     assert found.completed > 0
@@ -470,11 +484,46 @@ async def test_every_cell_of_the_stand_in_itself_can_be_measured(tools: Tools, b
 
 @pytest.mark.parametrize("cell", ["0.5 KB", CHUNK, ADDED, BESIDE])
 async def test_a_cell_that_fails_tells_why_and_has_no_value(tools: Tools, bodies: Bodies, cell: str) -> None:
-    async with standin(tools) as (port, pid):
-        found = await Bench(tools, TINY, bodies, port).measure(Subject("it", pid, free_port()), 1, cell)
+    async with standin(tools) as (port, process):
+        found = await Bench(tools, TINY, bodies, port).measure(Subject("it", process, free_port()), 1, cell)
     assert (found.value, found.errors) == (None, 1)
     assert found.problem is not None
     assert "cannot connect" in found.problem
+
+
+QUITS = """
+import http.server, os, sys
+class Quits(http.server.BaseHTTPRequestHandler):
+    protocol_version, left = "HTTP/1.1", 40
+    def log_message(self, *_): pass
+    def do_POST(self):
+        if not Quits.left: print("I have had enough", flush=True); os._exit(7)
+        Quits.left -= 1
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Quits).serve_forever()
+"""
+
+
+async def test_an_arm_that_ends_is_left_out_and_the_others_go_on(
+    tools: Tools, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quits = Arm("quits", lambda site: [sys.executable, "-c", QUITS, str(site.port)])
+    never = Arm("never", lambda site: ["/bin/sh", "-c", "echo no GPU; exit 3"])
+    samples = await bench_proxy._run(TINY, [quits, never], None)
+    lost = {sample.arm: sample for sample in samples if sample.errors}
+    assert lost["never"].problem == "never ended with code 3 before it was ready"
+    assert lost["quits"].problem == "quits ended with code 7"
+    assert {sample.value for sample in lost.values()} == {None}
+    cells = [sample.cell for sample in samples if sample.arm == "stand-in"]
+    assert cells == [*TINY.cpu_cells, *TINY.latency_cells]
+    assert [sample.cell for sample in samples if sample.arm == "quits"] == [cells[0]]
+    said = capfd.readouterr().err
+    assert "I have had enough" in said
+    assert "no GPU" in said
 
 
 COMMAND = [sys.executable, "-m", "loadtests.bench_proxy", "--quick", "--seconds", "0.3", "--only", "homing"]
@@ -509,7 +558,7 @@ def test_ctrl_c_leaves_nothing_behind(tools: Tools, elsewhere: Path) -> None:
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:
-            if line.startswith("round 1/1 stand-in"):
+            if line.startswith("0.5 KB, round 1:"):
                 break
         children = [pid for pid, usage in meter.table().items() if usage.parent == run.pid]
         assert children
