@@ -7,6 +7,10 @@ arm        one policy (or target) on the work; a comparison gives each arm a fre
 ceiling    the hit ratio of one infinite cache over the same prompts (`ceiling`)
 report     the arms' figures in one format, `homing.report/1` (`report`)
 
+stand-in   a replica that costs nothing (`standin.c`): what proxies are measured in front of
+cell       one kind of work on one proxy, and the one number that comes of it (`bench_cells`)
+
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
+What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.
 """
