@@ -6,6 +6,7 @@ pipelining client sends ahead is kept, up to a bound, and reading stops there.
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import deque
 from typing import cast
@@ -23,6 +24,13 @@ LINGER_SECONDS = 5.0
 
 READ_AHEAD = 64 * 1024
 """Bytes of later requests that are kept while one is served; beyond, reading stops until it is done."""
+
+WATCH_SECONDS = 0.5
+"""Between looks at the socket of a client that is not read; a generation in vain costs more than a system call."""
+
+TCP_INFO = getattr(socket, "TCP_INFO", 11)
+TCP_GONE = frozenset((7, 8))
+"""Linux's TCP_CLOSE (it was reset) and TCP_CLOSE_WAIT (the client has closed), the first byte of its tcp_info."""
 
 
 class Clients:
@@ -68,6 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._ahead_size = 0
         self._closes = self._paused = self._last = False
         self._lingering: asyncio.TimerHandle | None = None
+        self._watching: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
     # asyncio's callbacks.
@@ -82,8 +91,9 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None or self._requests:
             self._ahead.append(data)
             self._ahead_size += len(data)
-            if self._ahead_size > READ_AHEAD:
+            if self._ahead_size > READ_AHEAD and self._watching is None:
                 self._transport.pause_reading()
+                self._watch()
             return
         self._read(data)
 
@@ -93,8 +103,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._watching):
+            if timer is not None:
+                timer.cancel()
         exchange, self._exchange = self._exchange, None
         self._requests.clear()
         if exchange is not None:
@@ -172,8 +183,19 @@ class ClientConnection(asyncio.Protocol):
             self._next()
             return
         ahead, self._ahead, self._ahead_size = self._ahead, [], 0
-        self._transport.resume_reading()
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+            self._transport.resume_reading()
         self._read(b"".join(ahead))
+
+    def _watch(self) -> None:
+        """Look at the socket while nothing is read from it: only a read would tell that the client has left."""
+        state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, 1)[0]
+        if state in TCP_GONE:
+            self._transport.abort()
+        else:
+            self._watching = self._proxy.loop.call_later(WATCH_SECONDS, self._watch)
 
     def _refuse(self, error: WireError) -> None:
         """Answer what is no request, and close: where the next one would begin is not known."""
