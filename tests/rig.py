@@ -171,7 +171,7 @@ def _loaded(replicas: Mapping[str, Member | str], settings: dict[str, Any]) -> L
     # Probes are frequent, so that tests are short; their patience is a real one, since the machine may be busy.
     health = {"interval": "100ms", "timeout": "2s"} | settings.pop("health", {})
     tree = {"listen": f"{HOST}:0", "admin": f"{HOST}:0", "replicas": members, "health": health}
-    tree |= {"drain": {"timeout": "500ms"}} | settings
+    tree |= {"drain": {"timeout": "10s"}} | settings
     with tempfile.TemporaryDirectory(prefix="homing-rig-") as directory:
         path = Path(directory) / "router.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")

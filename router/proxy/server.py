@@ -134,10 +134,10 @@ class ClientConnection(asyncio.Protocol):
     def done(self, keep_alive: bool) -> None:
         """The answer is out."""
         self._exchange = None
-        if self._last or not keep_alive:
-            self._close()
-        elif self._requests or self._ahead:
+        if keep_alive and (self._requests or self._ahead):
             self._proxy.loop.call_soon(self._go_on)
+        elif self._last or not keep_alive:
+            self._close()
 
     def abort(self) -> None:
         self._exchange = None
@@ -150,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Stop: close now if nothing is under way, else when the answer is out."""
         self._last = True
-        if self._exchange is None and self._reader.idle:
+        if self._exchange is None and self._reader.idle and not (self._requests or self._ahead):
             self._close()
 
     def _close(self) -> None:

@@ -245,6 +245,27 @@ def test_a_turn_keeps_hot_what_is_at_half_the_threshold() -> None:
     assert recent.key([7], TAIL) == Key(TAIL, 0)
 
 
+@pytest.mark.parametrize(("like", "others", "stays"), [(2, 21, False), (3, 21, True), (3, 22, False)])
+def test_half_the_threshold_is_what_a_turn_asks_for(like: int, others: int, stays: bool) -> None:
+    """A hot block comes `like` times among `others` in a generation that is soon the only one."""
+    recent = Recent()
+    for _ in range(6):
+        recent.add([1], 0.0, 8)
+    for other in range(others):
+        recent.add([100 + other], 30.0, 8)
+    for _ in range(like):
+        recent.add([1], 30.0, 8)
+    assert recent.key([1], TAIL) == Key(TAIL, 0)
+    recent.add([2], 60.0, 8)
+    assert (recent.key([1], TAIL) == Key(TAIL, 0)) == stays
+
+
+def test_coldness_ends_with_its_chain() -> None:
+    coldness = Coldness([2, 5, 6], [1.0, 4.0, 4.5], [0.5, 1.0, 0.5])
+    assert [coldness.before(depth) for depth in (0, 1, 2, 4, 5, 6, 7, 99)] == [0.0, 0.5, 1.0, 3.0, 4.0, 4.5, 4.5, 4.5]
+    assert Coldness([], [], []).before(3) == 0.0
+
+
 def test_a_fleet_without_ready_replicas_still_counts() -> None:
     recent = Recent()
     for _ in range(11):

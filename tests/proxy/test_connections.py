@@ -165,10 +165,19 @@ async def test_a_stop_ends_what_does_not_end_in_time() -> None:
 
 async def test_requests_sent_ahead_of_a_stop_are_answered() -> None:
     """They had arrived; only what comes later is for another router."""
-    async with scripted(whole(b"ok")) as (rig, _), connected(rig) as client:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await whole(b"ok")(call)
+
+    async with scripted(script) as (rig, [replica]), connected(rig) as client:
         await client.send(chat() * 5)
-        await until(lambda: rig.records)
+        await until(lambda: replica.calls)
         stop = rig.stop()
+        await asyncio.sleep(0)  # It begins.
+        assert await rig.refuses()
+        go_on.set()
         answers = [await client.answer() for _ in range(5)]
         assert [answer.body for answer in answers] == [b"ok"] * 5
         await stop

@@ -244,7 +244,7 @@ async def test_a_replica_that_stops_answering_gets_nothing_new_until_a_probe_ans
 
 
 async def test_a_replica_that_hangs_is_out_after_its_probes_and_back_when_it_wakes() -> None:
-    health = {"interval": "50ms", "timeout": "150ms"}
+    health = {"interval": "50ms", "timeout": "400ms"}
     async with scripted(whole(), whole(), health=health) as (rig, [one, _]):
         one.stalled = True
         await until(lambda: rig.state("r1") is State.DOWN)
@@ -317,7 +317,7 @@ PROBES = {
 @pytest.mark.parametrize("answer", PROBES.values(), ids=PROBES)
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
 async def test_no_answer_to_a_probe_stops_the_probes(path: str, answer: bytes) -> None:
-    health = FAST | {"timeout": "100ms", "models_interval": "30ms"}
+    health = FAST | {"models_interval": "30ms"}
     async with scripted(whole(), whole(), health=health) as (rig, [liar, honest]):
         liar.lies[path] = answer
         await until(lambda: liar.probes.count(path) > 4)
