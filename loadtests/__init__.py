@@ -12,5 +12,6 @@ cell       one kind of work on one proxy, and the one number that comes of it (`
 
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages.
+What a failing replica costs: chaos_client, chaos_rows, chaos.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.
 """
