@@ -151,18 +151,24 @@ static int answer(struct connection *c, const char *status, const char *type, co
 
 #define ANSWER(c, status, type, body) answer(c, status, type, body, sizeof(body) - 1)
 
-/* The number behind `"max_tokens":`, or the default. */
+/* What stands behind `"name":` in a body; NULL where nothing does. */
+static const char *field(const char *body, size_t size, const char *name)
+{
+    const char *found = memmem(body, size, name, strlen(name));
+    return found ? found + strlen(name) + strspn(found + strlen(name), " ") : NULL;
+}
+
 static long wanted_events(const char *body, size_t size)
 {
-    static const char name[] = "\"max_tokens\":";
-    const char *found = memmem(body, size, name, sizeof name - 1);
-    long value = found ? strtol(found + sizeof name - 1, NULL, 10) : 0;
+    const char *said = field(body, size, "\"max_tokens\":");
+    long value = said ? strtol(said, NULL, 10) : 0;
     return value > 0 ? value : DEFAULT_EVENTS;
 }
 
 static int is_stream(const char *body, size_t size)
 {
-    return memmem(body, size, "\"stream\":true", 13) != NULL || memmem(body, size, "\"stream\": true", 14) != NULL;
+    const char *said = field(body, size, "\"stream\":");
+    return said && *said == 't';
 }
 
 /* Of so many tokens: engines compute at least the last block anew, also of a prompt that they know whole. */
@@ -268,7 +274,7 @@ static void accept_all(int listener)
     int fd, on = 1;
     while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
         struct connection *c = calloc(1, sizeof *c);
-        if (!c || !(c->in = malloc(ROOM)))
+        if (!c || !(c->in = calloc(1, ROOM + 1))) /* One more, so that a number at the end has an end. */
             fail("malloc");
         c->fd = fd;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
