@@ -247,7 +247,7 @@ def test_a_turn_keeps_hot_what_is_at_half_the_threshold() -> None:
 
 @pytest.mark.parametrize(("like", "others", "stays"), [(2, 21, False), (3, 21, True), (3, 22, False)])
 def test_half_the_threshold_is_what_a_turn_asks_for(like: int, others: int, stays: bool) -> None:
-    """A hot block comes `like` times among `others` in a generation that is soon the only one."""
+    """A hot block comes `like` times among `others` in a generation soon to be the only one: hot from an eighth on."""
     recent = Recent()
     for _ in range(6):
         recent.add([1], 0.0, 8)
