@@ -32,9 +32,9 @@ compiled: $(VENV)/.dev  ## .venv-compiled: core and proxy as C (takes a C compil
 
 # The locks hold hashes and no index address, so that they serve on any network. `uv` is needed only here.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --quiet --upgrade pyproject.toml requirements/build.in -o requirements/run.txt
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --quiet pyproject.toml requirements/build.in --extra dev -c requirements/run.txt -o requirements/dev.txt
 
 $(VENV)/pyvenv.cfg:
