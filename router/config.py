@@ -23,6 +23,7 @@ _UNITLESS = BeforeValidator(values.unitless)
 Duration = Annotated[float, Kind.DURATION, BeforeValidator(values.duration)]
 Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
 Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
+Workers = Annotated[int, Kind.WORKERS, BeforeValidator(values.workers)]
 Url = Annotated[str, Kind.URL, BeforeValidator(values.url)]
 Integer = Annotated[int, _UNITLESS]
 Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
@@ -56,11 +57,14 @@ class AdminConfig(_Section):
     token_file: Annotated[
         str | None,
         About(
-            "File with the token that a caller brings to have live requests explained; null: nobody can. A relative "
-            "path begins in this file's directory.",
-            "restart",
+            "File with the token that whoever changes something brings (reload, drain, undrain), or has a live request "
+            "explained; null: nobody can. A relative path begins in this file's directory.",
         ),
     ] = None
+    mutations: Annotated[
+        bool,
+        About("Whether anything can be changed over this port at all, token or not. A GET never changes anything."),
+    ] = True
 
 
 class ReplicaConfig(_Section):
@@ -223,7 +227,7 @@ class LimitsConfig(_Section):
     index_blocks: Annotated[
         Integer,
         Field(ge=1000, le=1_000_000_000),
-        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", "restart", "blocks"),
+        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", unit="blocks"),
     ] = 1_000_000
     label_values: Annotated[
         Integer,
@@ -322,11 +326,23 @@ class ReadyConfig(_Section):
 
 
 class DrainConfig(_Section):
-    text = "How the router stops."
+    text = "How the router stops, by SIGTERM or Ctrl-C; a second one ends it at once."
 
     timeout: Annotated[
-        Duration, Field(ge=0, le=86_400), About("How long answers under way may take to end after SIGTERM.", "restart")
+        Duration, Field(ge=0, le=86_400), About("How long answers under way may take to end after SIGTERM.")
     ] = 300.0
+    accept: Annotated[
+        Duration,
+        Field(ge=0, le=3600),
+        About(
+            "How long new requests are served still, each as its connection's last. 0s, because Kubernetes takes a pod "
+            "out of its endpoints during preStop, before SIGTERM; a balancer that polls /readyz needs two polls' time."
+        ),
+    ] = 0.0
+    readiness: Annotated[
+        Literal["fail", "keep"],
+        About("What /readyz says meanwhile: fail is what takes the router out; keep is for who is paged by that."),
+    ] = "fail"
 
 
 class LogConfig(_Section):
@@ -357,6 +373,14 @@ class Config(_Section):
         ),
     ] = Endpoint("127.0.0.1", 8080)
     admin: AdminConfig = AdminConfig()
+    workers: Annotated[
+        Workers,
+        About(
+            "Processes that serve clients; auto: one for each processor. 1: one serves some thousands of requests a "
+            "second. They share load and beliefs, so more of them route as one does.",
+            "restart",
+        ),
+    ] = 1
     replicas: Annotated[list[ReplicaConfig], Field(min_length=1)]
     models: dict[str, ModelConfig] = {}
     routing: RoutingConfig = RoutingConfig()

@@ -17,7 +17,7 @@ from router.core.explain import Explained, Explanation
 from router.core.group import Group
 from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
-from router.core.peers import Peers
+from router.core.peers import ModelNews, Peers
 from router.core.policy import most_common
 from router.core.recent import Key
 from router.core.residency import Residency
@@ -133,9 +133,9 @@ class Fleet:
         self._everyone.count()
         self._regroup(member.models)
 
-    def adjust(self, policy: Policy, settings: FleetSettings) -> None:
-        """Route by another policy and other settings from now on. A length of block is for life."""
-        self._policy, self._settings = policy, settings
+    def adjust(self, policy: Policy | None, settings: FleetSettings) -> None:
+        """Route by other settings from now on, and by another policy unless that is None. A block is for life."""
+        self._policy, self._settings = policy or self._policy, settings
 
     def replica(self, replica: ReplicaId) -> Replica:
         """One member. Raises KeyError for an id that is none."""
@@ -176,6 +176,14 @@ class Fleet:
             return None
         told = conduct.told(now)
         return self._turn(member, State.EJECTED, f"{told}, for {conduct.eject(settings, now):g} s", now)
+
+    def told_ejected(self, replica: ReplicaId, reason: str, until: float, now: float) -> Transition | None:
+        """Another router has ejected a replica; the transition when that does so here, which is bounded as ever."""
+        member = self._replicas.get(replica)
+        if member is None or member.state is not State.READY or self._needed(member):
+            return None
+        member.conduct.until, member.conduct.on_trial = until, False
+        return self._turn(member, State.EJECTED, reason, now)
 
     def readmit(self, now: float) -> list[Transition]:
         """Take back who was ejected and has served its time, on trial, and at once who is needed since others went."""
@@ -241,6 +249,14 @@ class Fleet:
     def full(self, replica: ReplicaId, until: float) -> None:
         """The replica refused: nothing new before `until`. It is no failure."""
         self._replicas[replica].full_until = until
+        if self.residency.news is not None:
+            self.residency.news.full(replica, until)
+
+    def told_full(self, replica: ReplicaId, until: float) -> None:
+        """Another router was refused. Nothing happens for a replica that is no member."""
+        member = self._replicas.get(replica)
+        if member is not None:
+            member.full_until = until
 
     # Asks.
 
@@ -329,6 +345,13 @@ class Fleet:
                 end = self.residency.answer_end(replica, ask.chain[depth - 1], ask.answers, rate)
                 depths[replica] = max(depth, min(len(ask.chain), end // block))
         return depths
+
+    def learned(self) -> list[ModelNews]:
+        """What was learned of each model, for other routers."""
+        return [
+            ModelNews(model, len(group.recent), sorted(group.recent.hot), group.learned.told())
+            for model, group in self._groups.items()
+        ]
 
     def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
         """Another router placed a chain (types.News). Nothing happens for a replica that is no member."""

@@ -253,6 +253,10 @@ class News(Protocol):
         """The engine no longer had this block, but what comes before it."""
         ...
 
+    def full(self, replica: ReplicaId, until: float) -> None:
+        """The replica refused: nothing new there before `until`."""
+        ...
+
 
 Lines = tuple[float, float, float, float]
 """A score's lines in seconds; which they are is the policy's to say (policy.py for the default)."""
