@@ -240,11 +240,11 @@ def _banner(loaded: Loaded, states: Mapping[ReplicaId, State], clients: socket.s
     changes = [f"    {row.name}: {row.value} ({row.origin})" for row in loaded.rows() if row.changed]
     if len(changes) > MAX_CHANGES:
         changes[MAX_CHANGES:] = [f"    and {len(changes) - MAX_CHANGES} more: homing config show --origin"]
-    count = workers(loaded)
     return "\n".join([
         f"homing {installed('homing')}, policy {config.routing.policy}",
-        f"  listening on {_url(clients)}, {count} worker{'s' if count > 1 else ''}",
+        f"  listening on {_url(clients)}",
         f"  admin port   {_url(admin)}",
+        f"  workers      {workers(loaded)}",
         f"  replicas     {shown}",
         *(["  not default"] if changes else []),
         *changes,

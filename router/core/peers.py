@@ -117,8 +117,9 @@ class Peers:
         for replica in changed & self._replicas.keys():
             if replica in loads:
                 peer.loads[replica] = loads[replica], now
-                member = self._replicas[replica]
-                member.last_sign = max(member.last_sign, now - loads[replica].quiet)
+                member, sign = self._replicas[replica], now - loads[replica].quiet
+                if sign > member.last_sign:
+                    member.last_sign = sign
             else:
                 del peer.loads[replica]
             self._sum(replica, now)
@@ -199,9 +200,7 @@ class Peers:
 
     def _sum(self, replica: ReplicaId, now: float) -> None:
         """Sum the others' load on a replica anew, with what was recent decayed to now."""
-        member = self._replicas.get(replica)
-        if member is None:
-            return
+        member = self._replicas[replica]
         loads = [peer.loads[replica] for peer in self._peers.values() if replica in peer.loads]
         member.others_at = now
         if not loads:
