@@ -30,6 +30,10 @@ COMMANDS = {
     ),
     "replica simulate": Command("replica.server:simulate", "Run one simulated vLLM replica."),
     "explain": Command("router.remote:explain", "Show where a running router would send a request, and why."),
+    "status": Command("router.remote:status", "Show a running router and its replicas."),
+    "drain": Command("router.remote:drain", "Let a replica of a running router get nothing new."),
+    "undrain": Command("router.remote:undrain", "Let a drained replica take part again."),
+    "reload": Command("router.remote:reload", "Have a running router read its configuration again."),
     "version": Command("router.supervisor:version", "Print the version."),
 }
 

@@ -23,6 +23,7 @@ Client = TestClient[Any, Any]
 
 TOKEN = "t0ken"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
+DRAINED = {"replica": "r1", "state": "draining", "requests": 3}
 MUTATIONS = ("/reload", "/drain?replica=r1", "/undrain?replica=r1")
 
 
@@ -52,7 +53,7 @@ class Port:
 
     def drain(self, replica: str, drained: bool) -> dict[str, Any] | None:
         self.drains.append((replica, drained))
-        return {"replica": replica} if replica in {"r0", "r1"} else None
+        return {"replica": replica, "state": "draining", "requests": 3} if replica in {"r0", "r1"} else None
 
     def admin(self) -> Admin:
         reports = reports_of(report_of(queued={MODEL: 3}))
@@ -282,7 +283,7 @@ async def test_a_reload_answers_what_has_changed_or_what_is_wrong(client: Client
 async def test_a_replica_is_drained_and_undrained_by_its_name(client: Client, port: Port) -> None:
     for path in ("/drain", "/undrain"):
         async with client.post(f"{path}?replica=r1", headers=BEARER) as response:
-            assert (response.status, await response.json()) == (200, {"replica": "r1"})
+            assert (response.status, await response.json()) == (200, DRAINED)
         async with client.post(path, headers=BEARER) as response:
             assert response.status == 400
         async with client.post(f"{path}?replica=r9", headers=BEARER) as response:
