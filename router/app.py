@@ -141,6 +141,7 @@ class Worker:
             case Members():
                 for member in message.members:
                     self._take(member)
+                self._let_go()
                 self.waiting.wake()
             case Drain():
                 self.drain(message.accept, message.idle, message.timeout)
@@ -158,6 +159,8 @@ class Worker:
         """Take another configuration; what needs a restart is as it was."""
         config, old = _config(settings), self._config
         self._config = config
+        if config.log.level != old.log.level:
+            logging.getLogger().setLevel(config.log.level.upper())
         policy = None if config.routing == old.routing else config.routing.make()
         self.fleet.adjust(policy, config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
@@ -276,6 +279,11 @@ class Worker:
             self.clients.cut()
 
     @property
+    def config(self) -> Config:
+        """What is in effect."""
+        return self._config
+
+    @property
     def draining(self) -> bool:
         """Whether it has begun to stop."""
         return self._draining is not None
@@ -386,6 +394,7 @@ async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
 
 async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
     worker = await join(line, clients)
+    logging.getLogger().setLevel(worker.config.log.level.upper())
     await worker.stopped.wait()
 
 

@@ -72,7 +72,14 @@ class Control:
         )
         self._setup = Setup(config.routing.policy, _hash(config), True, time.time())
         sources = Sources(
-            self._setup, self._health.missing, self.crew.reports, lambda: self.crew.hub.dropped, pids, restarts, build()
+            self._setup,
+            self._health.missing,
+            self.crew.reports,
+            lambda: self.crew.hub.dropped,
+            lambda: len(self.crew.serving),
+            pids,
+            restarts,
+            build(),
         )
         self._metrics = Metrics(self.fleet, self.tally, sources)
         self._reloading = asyncio.Lock()
@@ -158,13 +165,13 @@ class Control:
             self.fleet.replica(each.id).respec(each.spec())
         self._health.adjust(_urls(config), _probes(config), found.running.secrets.api_keys)
         self.tally.labels.bound = config.limits.label_values
-        logging.getLogger().setLevel(config.log.level.upper())
         setup = self._setup
         setup.policy, setup.config_hash, setup.reloaded = config.routing.policy, _hash(config), True
         setup.reloaded_at = time.time()
         log.info("reloaded: %s", "; ".join(found.changed) or "nothing has changed")
         if found.needs_restart:
             log.warning("needs a restart (or SIGUSR2): %s", "; ".join(found.needs_restart))
+        logging.getLogger().setLevel(config.log.level.upper())
         await self.crew.adjust(found.running)
 
     # What happens.

@@ -161,12 +161,13 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
-    take, process ids (the supervisor's first), how often a worker was replaced, and the build."""
+    take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build."""
 
     setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
     reports: Reports
     dropped: Callable[[], Mapping[str, int]]
+    workers: Callable[[], int]
     pids: Callable[[], Sequence[int]]
     restarts: Callable[[], int]
     build: Mapping[str, str]
@@ -222,7 +223,7 @@ class Metrics(Collector):
             "homing_config": [((), {"hash": setup.config_hash})],
             "homing_config_last_reload_successful": [((), float(setup.reloaded))],
             "homing_config_last_reload_success_timestamp_seconds": [((), setup.reloaded_at)],
-            "homing_workers": [((), len(sources.pids()) - 1)],
+            "homing_workers": [((), sources.workers())],
             "homing_worker_restarts": [((), sources.restarts())],
             "homing_gossip_dropped": [((kind,), dropped[kind]) for kind in DROPPABLE],
             "homing_index_blocks": [((), reports.blocks)],

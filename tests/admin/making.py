@@ -74,6 +74,7 @@ def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
         "missing": {},
         "reports": Reports(),
         "dropped": dict,
+        "workers": lambda: 1,
         "pids": lambda: (os.getpid(),),
         "restarts": lambda: 0,
         "build": {"version": "1", "commit": "c", "python": "3"},

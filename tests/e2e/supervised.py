@@ -1,10 +1,11 @@
-"""`homing serve` as processes, in front of replicas that a test brings, and what may be done to them."""
+"""A supervisor with its workers in front of replicas that a test brings, as processes or all in one loop."""
 
 import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,12 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.rig import until
+from router.app import Worker
+from router.control import Control
+from router.loading import load
+from router.sockets import listen_shared
+from router.values import Endpoint
+from tests.rig import hired, until
 from tests.scripted import HOST, Call, Script, ScriptedReplica
 
 WITHIN = 30.0
@@ -32,53 +38,21 @@ async def eventually(condition: Callable[[], Awaitable[bool]], within: float = W
             await asyncio.sleep(0.02)
 
 
-class Router:
-    """A supervisor with its workers. Its configuration is the file `config`, which a test may write anew."""
+class Face:
+    """A router as operators and clients see it. Its configuration is the file `config`, which a test may write anew."""
 
     def __init__(self, directory: Path, tree: Mapping[str, Any]) -> None:
         self.config = directory / "router.yaml"
-        self.log = directory / "router.log"
         self.token_file = directory / "token"
         self.token_file.write_text(TOKEN)
         self.tree = dict(tree)
         self.write()
-        self.process: asyncio.subprocess.Process
         self.url = self.admin_url = ""
-        self.pid = 0
 
     def write(self, **changes: Any) -> None:
         """Write the configuration, with these sections changed."""
         self.tree |= changes
         self.config.write_text(yaml.safe_dump(self.tree), encoding="utf-8")
-
-    async def start(self) -> None:
-        with self.log.open("wb") as output:
-            self.process = await asyncio.create_subprocess_exec(
-                *HOMING, "serve", "-c", str(self.config), stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL
-            )
-        self.pid = self.process.pid
-        await self.said(r"admin port")
-        self.url, self.admin_url = re.findall(r"(?:listening on|admin port) +(http://\S+)", self.output())[:2]
-
-    def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    async def said(self, pattern: str, times: int = 1) -> None:
-        """Wait until the log has it so many times."""
-        await until(lambda: len(re.findall(pattern, self.output())) >= times, WITHIN)
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
-    async def ended(self) -> int:
-        """The exit code of the process that was started first."""
-        async with asyncio.timeout(WITHIN):
-            return await self.process.wait()
-
-    def workers(self, pid: int | None = None) -> list[int]:
-        """The process ids of a supervisor's children."""
-        found = Path(f"/proc/{pid or self.pid}/task/{pid or self.pid}/children")
-        return [int(child) for child in found.read_text().split()] if found.exists() else []
 
     # The admin port.
 
@@ -114,15 +88,6 @@ class Router:
 
         await eventually(are)
 
-    async def command(self, *arguments: str) -> tuple[int, str]:
-        """A command against this router: its exit code and all that it printed."""
-        environ = os.environ | {"HOMING_ADMIN_URL": self.admin_url, "HOMING_ADMIN_TOKEN_FILE": str(self.token_file)}
-        process = await asyncio.create_subprocess_exec(
-            *HOMING, *arguments, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
-        return process.returncode or 0, output.decode()
-
     # Clients.
 
     def client(self) -> aiohttp.ClientSession:
@@ -132,6 +97,53 @@ class Router:
         """One chat over a connection of its own, read to its end."""
         async with aiohttp.ClientSession(self.url) as session:
             return await chat(session, content)
+
+
+class Router(Face):
+    """A supervisor with its workers, as processes."""
+
+    def __init__(self, directory: Path, tree: Mapping[str, Any]) -> None:
+        super().__init__(directory, tree)
+        self.log = directory / "router.log"
+        self.process: asyncio.subprocess.Process
+        self.pid = 0
+
+    async def start(self) -> None:
+        with self.log.open("wb") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *HOMING, "serve", "-c", str(self.config), stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL
+            )
+        self.pid = self.process.pid
+        await self.said(r"admin port")
+        self.url, self.admin_url = re.findall(r"(?:listening on|admin port) +(http://\S+)", self.output())[:2]
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    async def said(self, pattern: str, times: int = 1) -> None:
+        """Wait until the log has it so many times."""
+        await until(lambda: len(re.findall(pattern, self.output())) >= times, WITHIN)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def ended(self) -> int:
+        """The exit code of the process that was started first."""
+        async with asyncio.timeout(WITHIN):
+            return await self.process.wait()
+
+    def workers(self, pid: int | None = None) -> list[int]:
+        """The process ids of a supervisor's children."""
+        found = Path(f"/proc/{pid or self.pid}/task/{pid or self.pid}/children")
+        return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+    async def command(self, *arguments: str) -> tuple[int, str]:
+        """Another command to its end: its exit code and all that it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *HOMING, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        return process.returncode or 0, output.decode()
 
 
 async def chat(session: aiohttp.ClientSession, content: str = "hello") -> aiohttp.ClientResponse:
@@ -145,7 +157,7 @@ async def chat(session: aiohttp.ClientSession, content: str = "hello") -> aiohtt
 class Stream:
     """A streamed chat under way. `chunks` are those that have come; `whole` when its end has come in good order."""
 
-    def __init__(self, router: Router, content: str) -> None:
+    def __init__(self, router: Face, content: str) -> None:
         self._router, self._content = router, content
         self.chunks = 0
         self.whole = False
@@ -167,7 +179,7 @@ class Stream:
                 self.whole = self.whole or line == b"data: [DONE]\n"
 
 
-async def streaming(router: Router, count: int) -> list[Stream]:
+async def streaming(router: Face, count: int) -> list[Stream]:
     """So many streams, each with a first chunk."""
     streams = [Stream(router, f"{i} " * 200) for i in range(count)]
     await until(lambda: all(stream.chunks for stream in streams), WITHIN)
@@ -209,23 +221,67 @@ class Engine:
 async def supervised(
     directory: Path, script: Script, replicas: int = 2, **settings: Any
 ) -> AsyncIterator[tuple[Router, list[ScriptedReplica]]]:
-    """A router that knows its replicas as ready. Whatever is left of it in the end is killed."""
+    """Processes that know their replicas as ready. Whatever is left of them in the end is killed."""
     async with AsyncExitStack() as stack:
         scripted = [await stack.enter_async_context(ScriptedReplica(script)) for _ in range(replicas)]
-        tree = {
-            "listen": f"{HOST}:0",
-            "admin": {"listen": f"{HOST}:0", "token_file": "token"},
-            "replicas": listed(scripted),
-            "health": {"interval": "100ms"},
-            "drain": {"timeout": "20s"},
-        }
-        router = Router(directory, tree | settings)
+        router = Router(directory, tree_of(scripted) | settings)
         try:
             await router.start()
             await router.ready(*(replica["id"] for replica in router.tree["replicas"]))
             yield router, scripted
         finally:
             await killed(router)
+
+
+class Crewed(Face):
+    """A supervisor's part and its workers, all in this loop: as processes, but quick."""
+
+    def __init__(self, directory: Path, tree: Mapping[str, Any]) -> None:
+        super().__init__(directory, tree)
+        self.control: Control
+        self.workers: list[Worker] = []
+
+    async def start(self) -> None:
+        loaded = load(self.config)
+        clients = listen_shared(Endpoint(HOST, 0), loaded.config.workers)
+        admin = socket.create_server((HOST, 0))
+        self.url, self.admin_url = ("http://{}:{}".format(*one.getsockname()) for one in (clients[0], admin))
+        self.control = Control(loaded, loaded.secrets(), admin, len(clients))
+        for number, one in enumerate(clients):
+            self.workers.append(await hired(self.control, one, str(number)))
+        await self.control.start()
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            worker.drain(0.0, 0.0, 0.0)
+        for worker in self.workers:
+            await worker.stopped.wait()
+        await self.control.stop()
+
+
+@asynccontextmanager
+async def crewed(
+    directory: Path, script: Script, replicas: int = 2, **settings: Any
+) -> AsyncIterator[tuple[Crewed, list[ScriptedReplica]]]:
+    """Two workers, unless told otherwise, that know their replicas as ready."""
+    async with AsyncExitStack() as stack:
+        scripted = [await stack.enter_async_context(ScriptedReplica(script)) for _ in range(replicas)]
+        router = Crewed(directory, tree_of(scripted) | {"workers": 2} | settings)
+        await router.start()
+        stack.push_async_callback(router.stop)
+        await router.ready(*(replica["id"] for replica in router.tree["replicas"]))
+        yield router, scripted
+
+
+def tree_of(replicas: list[ScriptedReplica]) -> dict[str, Any]:
+    """A configuration over these."""
+    return {
+        "listen": f"{HOST}:0",
+        "admin": {"listen": f"{HOST}:0", "token_file": "token"},
+        "replicas": listed(replicas),
+        "health": {"interval": "100ms"},
+        "drain": {"timeout": "20s"},
+    }
 
 
 def listed(replicas: list[ScriptedReplica], first: int = 1) -> list[dict[str, str]]:
