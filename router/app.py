@@ -4,15 +4,13 @@ A worker serves clients and knows nothing of files, probes or signals: its super
 set, who is in the fleet and when to stop, and is told what was served. A worker whose supervisor is gone drains.
 
 Start: fleet, pools, gossip, clients' ports last. Stop: clients' ports first, then what is under way, then gossip and
-pools. As a process it is `python -m router.app CHANNEL CLIENTS...`, descriptors that it inherits.
+pools. joining.py makes a process of it.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +19,8 @@ from random import Random
 from urllib.parse import urlsplit
 
 import msgspec
-import uvloop
 
-from router.admin import lag, requestlog
+from router.admin import lag
 from router.admin.requestlog import RequestLog
 from router.config import Config, ReplicaConfig, validate
 from router.core.budget import RetryBudget
@@ -37,7 +34,6 @@ from router.gossip.channel import Channel
 from router.gossip.messages import (
     Any_,
     Applied,
-    Codec,
     Drain,
     Ejected,
     Explain,
@@ -66,8 +62,6 @@ BACKLOG = 4096
 
 GOODBYE = 1.0
 """Seconds that the last news may take to reach the supervisor, which may be gone or stopped."""
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 REMOVED = "removed from the configuration"
 
@@ -141,6 +135,7 @@ class Worker:
             case Members():
                 for member in message.members:
                     self._take(member)
+                self.fleet.readmit(time.monotonic())
                 self._let_go()
                 self.waiting.wake()
             case Drain():
@@ -157,7 +152,7 @@ class Worker:
 
     def _adjust(self, settings: Settings) -> None:
         """Take another configuration; what needs a restart is as it was."""
-        config, old = _config(settings), self._config
+        config, old = configuration(settings), self._config
         self._config = config
         if config.log.level != old.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
@@ -273,10 +268,13 @@ class Worker:
 
     def drain(self, accept: float, idle: float, timeout: float) -> None:
         """Begin to stop (messages.Drain); a second call ends it at once."""
-        if self._draining is None:
-            self._draining = self._loop.create_task(self._drain(accept, idle, time.monotonic() + timeout))
-        else:
+        if self._draining is not None:
             self.clients.cut()
+            return
+        self.clients.leaving = True
+        if not accept:
+            self._close_ports()
+        self._draining = self._loop.create_task(self._drain(accept, idle, time.monotonic() + timeout))
 
     @property
     def config(self) -> Config:
@@ -299,11 +297,13 @@ class Worker:
             self.drain(0.0, 0.0, self._config.drain.timeout)
         await self.stopped.wait()
 
-    async def _drain(self, accept: float, idle: float, end: float) -> None:
-        self.clients.leaving = True
-        await asyncio.sleep(min(accept, end - time.monotonic()))
+    def _close_ports(self) -> None:
         for server in self._servers:
             server.close()
+
+    async def _drain(self, accept: float, idle: float, end: float) -> None:
+        await asyncio.sleep(min(accept, end - time.monotonic()))
+        self._close_ports()
         await self.clients.gone(min(idle, end - time.monotonic()))
         await self.clients.drain(max(0.0, end - time.monotonic()))
         self.waiting.close()
@@ -326,7 +326,7 @@ def _asker(config: Config) -> Asker:
     return Asker(config.routing.prefix_block, config.tools_first())
 
 
-def _config(settings: Settings) -> Config:
+def configuration(settings: Settings) -> Config:
     """The supervisor has checked them."""
     config = validate(settings.values)
     if not isinstance(config, Config):
@@ -339,76 +339,3 @@ def _address(replica: ReplicaConfig) -> Address:
     assert url.hostname is not None
     base = url.path.rstrip("/").encode()
     return Address(url.hostname, url.port or 80, base, url.netloc.encode())
-
-
-class _Joining:
-    """What the supervisor tells, before there is a worker to hear it and then."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.settings: asyncio.Future[Settings] = loop.create_future()
-        self._early: list[Any_] = []
-        self._worker: Worker | None = None
-
-    def heard(self, message: Any_, _: bytes) -> None:
-        if self._worker is not None:
-            self._worker.hear(message)
-            return
-        self._early.append(message)
-        if isinstance(message, Members) and not self.settings.done():  # The settings come before the first of these.
-            self.settings.set_result(next(each for each in self._early if isinstance(each, Settings)))
-
-    def lost(self) -> None:
-        if not self.settings.done():
-            self.settings.set_exception(ConnectionError("the supervisor is gone"))
-        elif self._worker is not None and not self._worker.draining:
-            self._worker.orphaned()
-
-    async def begin(self, worker: Worker) -> None:
-        """Let a worker know its fleet, then serve, then hear what else it was told meanwhile."""
-        orders = []
-        for message in self._early:
-            if isinstance(message, Settings | Drain):
-                orders.append(message)
-            else:
-                worker.hear(message)
-        self._worker = worker
-        await worker.start()
-        for message in orders[1:]:
-            worker.hear(message)
-
-
-async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
-    """A worker that serves, set as the supervisor at the other end of `line` says.
-
-    Raises ConnectionError when the supervisor is gone before it has said what is needed.
-    """
-    loop = asyncio.get_running_loop()
-    joining = _Joining(loop)
-    channel = await Channel.over(line, Codec(), joining.heard, joining.lost)
-    settings = await joining.settings
-    worker = Worker(loop, _config(settings), settings.token, clients, settings.peer, channel)
-    await joining.begin(worker)
-    channel.send(Applied(settings.serial), must=True)
-    return worker
-
-
-async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
-    worker = await join(line, clients)
-    logging.getLogger().setLevel(worker.config.log.level.upper())
-    await worker.stopped.wait()
-
-
-def main(channel: int, *clients: int) -> None:
-    """The process: `channel` and `clients` are descriptors of sockets."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # A terminal and systemd send them to all; the supervisor says what to do.
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    requestlog.to(sys.stdout)
-    with contextlib.suppress(ConnectionError):  # The supervisor has ended before this process was up.
-        uvloop.run(_work(socket.socket(fileno=channel), [socket.socket(fileno=each) for each in clients]))
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

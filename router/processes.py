@@ -83,7 +83,7 @@ class Slot:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), *(one.fileno() for one in self._clients)]
-            command, environment = python("-m", "router.app", *map(str, descriptors))
+            command, environment = python("-m", "router.joining", *map(str, descriptors))
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=DEVNULL, pass_fds=descriptors, env=environment
             )

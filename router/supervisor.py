@@ -24,12 +24,12 @@ import typer
 import uvloop
 
 from router import handover
-from router.app import LOG_FORMAT
 from router.control import Control
 from router.core.types import ReplicaId, State
 from router.diagnostics import ConfigError, Path
 from router.gossip.messages import Drain
 from router.handover import READY, Inherited
+from router.joining import LOG_FORMAT
 from router.loading import Loaded, Secrets, load
 from router.processes import Slot, python
 from router.render import MAX_SHOWN, is_colored, problem_text

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import yaml
 
-from router.app import Worker, join
+from router.app import Worker
 from router.control import Control
 from router.core.record import Record
 from router.core.types import State
+from router.joining import join
 from router.loading import Loaded, load
 from tests.scripted import HOST, Script, ScriptedReplica
 

@@ -180,10 +180,10 @@ class Fleet:
     def told_ejected(self, replica: ReplicaId, reason: str, until: float, now: float) -> Transition | None:
         """Another router has ejected a replica; the transition when that does so here, which is bounded as ever."""
         member = self._replicas.get(replica)
-        if member is None or member.state is not State.READY or self._needed(member):
+        if member is None or not member.alive or self._needed(member):
             return None
         member.conduct.until, member.conduct.on_trial = until, False
-        return self._turn(member, State.EJECTED, reason, now)
+        return None if member.state is State.EJECTED else self._turn(member, State.EJECTED, reason, now)
 
     def readmit(self, now: float) -> list[Transition]:
         """Take back who was ejected and has served its time, on trial, and at once who is needed since others went."""

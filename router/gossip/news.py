@@ -101,10 +101,15 @@ class News:
                 fleet.corrected(message.replica, message.block)
             case Bye():
                 fleet.peers.bye(message.peer, now)
-            case Full():
-                fleet.told_full(message.replica, now + message.seconds)
-            case Ejected():
-                fleet.told_ejected(message.replica, message.reason, now + message.seconds, now)
+            case Full() | Ejected():
+                self._out(message, now)
+
+    def _out(self, message: Full | Ejected, now: float) -> None:
+        """A replica that another router can send nothing to for a while."""
+        if isinstance(message, Full):
+            self._fleet.told_full(message.replica, now + message.seconds)
+        else:
+            self._fleet.told_ejected(message.replica, message.reason, now + message.seconds, now)
 
     # Timers.
 

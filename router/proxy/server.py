@@ -184,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
         """Begin the next request, unless the client has not yet read enough of the last one's answer."""
         if self._requests and self._exchange is None and not (self._closes or self._paused):
             request = self._requests.popleft()
-            if self._clients.leaving:
+            if self._clients.leaving and not (self._requests or self._ahead):
                 request = request._replace(keep_alive=False)
             self._exchange = Exchange(self._proxy, self, request)
             self._exchange.start()

@@ -426,6 +426,30 @@ def test_a_refusal_is_told_and_one_that_is_heard_is_not_told_again() -> None:
     assert [replica.state_now(6.0) for replica in fleet.replicas] == [State.READY, State.FULL]
 
 
+# Ejections.
+
+
+def test_a_replica_that_another_router_ejected_is_out_here_for_as_long_and_then_on_trial() -> None:
+    fleet = fleet_of(3)
+    transition = fleet.told_ejected("r1", "5 of the last 5 requests failed", 5.0, 0.0)
+    assert transition is not None
+    assert (transition.new, transition.reason) == (State.EJECTED, "5 of the last 5 requests failed")
+    assert fleet.told_ejected("r1", "again", 8.0, 1.0) is None
+    assert fleet.readmit(7.9) == []
+    assert [turn.replica for turn in fleet.readmit(8.0)] == ["r1"]
+    assert fleet.replica("r1").conduct.on_trial
+
+
+def test_no_more_than_half_are_out_whoever_has_ejected_them() -> None:
+    fleet = fleet_of(3)
+    assert fleet.told_ejected("r0", "why", 5.0, 0.0) is not None
+    assert fleet.told_ejected("r1", "why", 5.0, 0.0) is None
+    assert fleet.told_ejected("r9", "why", 5.0, 0.0) is None
+    fleet.mark("r2", State.DOWN, "test", 0.0)
+    assert fleet.told_ejected("r2", "why", 5.0, 0.0) is None
+    assert [replica.state for replica in fleet.replicas] == [State.EJECTED, State.READY, State.DOWN]
+
+
 # Members that come and go.
 
 

@@ -112,6 +112,7 @@ async def test_an_invalid_configuration_changes_nothing_and_says_what_is_wrong(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R13: the same diagnostics as `homing check`."""
+    caplog.set_level("INFO", logger="homing")
     async with crewed(tmp_path, Engine()) as (router, _):
         assert await router.metric("homing_config_last_reload_successful") == 1
         router.write(routing={"prefix_blok": 512})
