@@ -32,7 +32,7 @@ from router.core.types import ReplicaId, State
 from router.gossip import messages
 from router.gossip.channel import Channel
 from router.gossip.messages import (
-    Any_,
+    AnyMessage,
     Applied,
     Drain,
     Ejected,
@@ -127,7 +127,7 @@ class Worker:
 
     # What the supervisor tells.
 
-    def hear(self, message: Any_) -> None:
+    def hear(self, message: AnyMessage) -> None:
         """Do what a message says."""
         match message:
             case Settings():

@@ -21,7 +21,7 @@ from router.core.types import ReplicaId, State
 from router.gossip import messages
 from router.gossip.hub import Hub
 from router.gossip.messages import (
-    Any_,
+    AnyMessage,
     Applied,
     Bye,
     Corrected,
@@ -175,7 +175,7 @@ class Crew:
 
     # What they tell.
 
-    def _heard(self, peer: PeerId, message: Any_) -> None:
+    def _heard(self, peer: PeerId, message: AnyMessage) -> None:
         match message:
             case Records():
                 for row in message.records:

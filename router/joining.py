@@ -17,7 +17,7 @@ import uvloop
 from router.admin import requestlog
 from router.app import Worker, configuration
 from router.gossip.channel import Channel
-from router.gossip.messages import Any_, Applied, Codec, Drain, Members, Settings
+from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -27,10 +27,10 @@ class _Joining:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.settings: asyncio.Future[Settings] = loop.create_future()
-        self._early: list[Any_] = []
+        self._early: list[AnyMessage] = []
         self._worker: Worker | None = None
 
-    def heard(self, message: Any_, _: bytes) -> None:
+    def heard(self, message: AnyMessage, _: bytes) -> None:
         if self._worker is not None:
             self._worker.hear(message)
             return
@@ -81,7 +81,7 @@ async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
 
 def main(channel: int, *clients: int) -> None:
     """The process: `channel` and `clients` are descriptors of sockets."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(
             number, signal.SIG_IGN
         )  # A terminal and systemd send them to all; the supervisor says what to do.

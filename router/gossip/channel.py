@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from router.gossip.messages import Any_, Codec, Message
+from router.gossip.messages import AnyMessage, Codec, Message
 
 log = logging.getLogger("homing.gossip")
 
@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("<I")
 class Channel(asyncio.Protocol):
     """One end. `heard` is called with each message and its frame; `lost` once, when the connection is gone."""
 
-    def __init__(self, codec: Codec, heard: Callable[[Any_, bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(self, codec: Codec, heard: Callable[[AnyMessage, bytes], None], lost: Callable[[], None]) -> None:
         self._codec, self._heard, self._lost = codec, heard, lost
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -41,7 +41,7 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def over(
-        cls, line: socket.socket, codec: Codec, heard: Callable[[Any_, bytes], None], lost: Callable[[], None]
+        cls, line: socket.socket, codec: Codec, heard: Callable[[AnyMessage, bytes], None], lost: Callable[[], None]
     ) -> "Channel":
         """A channel over a connected socket, which it owns from now on."""
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from typing import get_args
 
 from router.core.peers import PeerId
 from router.gossip.channel import Channel, frame
-from router.gossip.messages import Any_, Bye, Codec, Load, Message, Shared
+from router.gossip.messages import AnyMessage, Bye, Codec, Load, Message, Shared
 
 _SHARED = get_args(Shared)
 
@@ -19,7 +19,7 @@ _SHARED = get_args(Shared)
 class Hub:
     """`heard` is called with each message and who sent it; `lost` when a worker's connection has ended."""
 
-    def __init__(self, heard: Callable[[PeerId, Any_], None], lost: Callable[[PeerId], None]) -> None:
+    def __init__(self, heard: Callable[[PeerId, AnyMessage], None], lost: Callable[[PeerId], None]) -> None:
         self._heard, self._lost = heard, lost
         self._codec = Codec()
         self._channels: dict[PeerId, Channel] = {}
@@ -39,7 +39,7 @@ class Hub:
     async def join(self, peer: PeerId, line: socket.socket) -> None:
         """Speak with a worker over this socket, which the hub owns from now on."""
 
-        def heard(message: Any_, whole: bytes) -> None:
+        def heard(message: AnyMessage, whole: bytes) -> None:
             self._take(peer, message, whole)
 
         channel = await Channel.over(line, self._codec, heard, lambda: self._leave(peer))
@@ -63,7 +63,7 @@ class Hub:
         for channel in list(self._channels.values()):
             channel.close()
 
-    def _take(self, peer: PeerId, message: Any_, whole: bytes) -> None:
+    def _take(self, peer: PeerId, message: AnyMessage, whole: bytes) -> None:
         if isinstance(message, _SHARED):
             for other, channel in self._channels.items():
                 if other != peer:

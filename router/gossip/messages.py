@@ -195,7 +195,7 @@ class Bye(Message):
 Down = Settings | Members | Drain | Report | Explain
 Up = Applied | Records | Reported | Explained | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
-Any_ = Down | Up | Shared
+AnyMessage = Down | Up | Shared
 
 
 class Codec:
@@ -203,13 +203,13 @@ class Codec:
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Any_] = msgspec.msgpack.Decoder(Any_)
+        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
     def encode(self, message: Message) -> bytes:
         """The payload of a frame."""
         return self._encoder.encode(message)
 
-    def decode(self, data: bytes | memoryview) -> Any_:
+    def decode(self, data: bytes | memoryview) -> AnyMessage:
         """Raises msgspec.DecodeError for what is no message."""
         return self._decoder.decode(data)
 

@@ -9,7 +9,7 @@ import pytest
 
 from router.gossip.channel import MAX_FRAME, MAX_WAITING, Channel, frame
 from router.gossip.hub import Hub
-from router.gossip.messages import Any_, Applied, Bye, Codec, Explained, Full, Load, Placed, Report
+from router.gossip.messages import AnyMessage, Applied, Bye, Codec, Explained, Full, Load, Placed, Report
 from tests.rig import until
 
 CODEC = Codec()
@@ -26,7 +26,7 @@ class Peer:
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.line, data)
 
-    async def message(self) -> Any_:
+    async def message(self) -> AnyMessage:
         """The next message. Raises ConnectionError when the line has ended."""
         [length] = struct.unpack("<I", await self._exactly(4))
         return CODEC.decode(await self._exactly(length))
@@ -46,10 +46,10 @@ class Ear:
     """Keeps what a channel hears."""
 
     def __init__(self) -> None:
-        self.messages: list[Any_] = []
+        self.messages: list[AnyMessage] = []
         self.lost = 0
 
-    def heard(self, message: Any_, _: bytes) -> None:
+    def heard(self, message: AnyMessage, _: bytes) -> None:
         self.messages.append(message)
 
     def gone(self) -> None:
@@ -135,7 +135,7 @@ class Star:
     """A hub and what it tells its owner."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, Any_]] = []
+        self.heard: list[tuple[str, AnyMessage]] = []
         self.lost: list[str] = []
         self.peers: list[Peer] = []
         self.hub = Hub(lambda peer, message: self.heard.append((peer, message)), self.lost.append)
@@ -156,7 +156,7 @@ async def star() -> AsyncIterator[Star]:
     await until(lambda: not star.hub.peers)
 
 
-def encoded(message: Any_) -> bytes:
+def encoded(message: AnyMessage) -> bytes:
     return frame(CODEC.encode(message))
 
 

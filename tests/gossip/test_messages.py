@@ -14,7 +14,7 @@ from router.core.record import Attempt, Phase, Record, Stages, UpstreamError
 from router.core.types import EngineSample, Limit, Outcome, Reason, State
 from router.gossip import messages
 from router.gossip.messages import (
-    Any_,
+    AnyMessage,
     Applied,
     Bye,
     Codec,
@@ -51,7 +51,7 @@ MODEL = ModelNews("m", 7, [HASH], LEARNED)
 RATE = RateNews("r1", None, 0, 0.5, 3)
 SAMPLE = EngineSample(1.5, 2, None, 0.5, 3, 4)
 
-EXAMPLES: list[Any_] = [
+EXAMPLES: list[AnyMessage] = [
     Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token"),
     Members([Member("r1", State.FULL, "why", 1.5, {"m": {"id": "m"}}, None, 5, SAMPLE)]),
     Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1), Records([RECORD], [0.5]),
@@ -62,7 +62,7 @@ EXAMPLES: list[Any_] = [
 ]  # fmt: skip
 
 
-def there_and_back(message: Any_) -> Any:
+def there_and_back(message: AnyMessage) -> Any:
     codec = Codec()
     return codec.decode(codec.encode(message))
 
@@ -72,7 +72,7 @@ def test_there_is_an_example_of_every_message() -> None:
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_in_as_it_went_out(message: Any_) -> None:
+def test_a_message_comes_in_as_it_went_out(message: AnyMessage) -> None:
     codec = Codec()
     told = there_and_back(message)
     assert type(told) is type(message)
