@@ -11,7 +11,7 @@ confirms that nothing was sent since (POLICY section 4: best or within noise of 
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from router.core.backlog import Assumed, Learned, LearnedNews, Totals
@@ -91,15 +91,6 @@ class Peers:
     def __len__(self) -> int:
         """How many there are."""
         return len(self._peers)
-
-    @property
-    def names(self) -> Collection[PeerId]:
-        """Who they are."""
-        return self._peers.keys()
-
-    def age(self, now: float) -> float:
-        """Seconds since the one that has been silent longest was heard; 0 when there is none."""
-        return max((now - peer.heard_at for peer in self._peers.values()), default=0.0)
 
     # What they tell.
 
