@@ -10,7 +10,6 @@ time, less what reading it costs. It measures the router that this interpreter i
 
 import asyncio
 import json
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +31,8 @@ from loadtests.processes import HOST
 from router.app import Worker
 from router.core.record import Record
 from router.core.types import Outcome, Route, State, Usage
+from router.gossip.channel import Channel
+from router.gossip.messages import Codec
 from router.loading import load
 from router.proxy import openai
 from router.proxy.relay import Relay
@@ -271,14 +272,14 @@ def is_compiled() -> bool:
 
 
 def _worker() -> Worker:
-    """As `homing serve` builds it; its sockets are never bound, as it is never started."""
+    """As a process of `homing serve` builds it; it is never started, and what it tells its supervisor is encoded and
+    dropped."""
     replicas = [{"id": name, "url": f"http://{HOST}:{port}"} for port, name in enumerate(_REPLICAS, 1)]
     with tempfile.TemporaryDirectory(prefix="homing-profile-") as name:
         path = Path(name) / "router.yaml"
         path.write_text(yaml.safe_dump({"replicas": replicas}), encoding="utf-8")
-        loaded = load(path)
-        with socket.socket() as clients, socket.socket() as admin:
-            return Worker(loaded.config, loaded.secrets(), asyncio.get_running_loop(), clients, admin)
+        nobody = Channel(Codec(), lambda *_: None, lambda: None)
+        return Worker(asyncio.get_running_loop(), load(path).config, None, (), "profiled", nobody)
 
 
 class _Way:

@@ -1,170 +1,337 @@
 """Wiring of one worker: builds each object once, hands it over by constructor, starts and stops in order.
 
-Start: fleet, pools, probes, admin port, clients' port last. Stop: clients' port first, then what is under way, then
-probes, admin port and pools.
+A worker serves clients and knows nothing of files, probes or signals: its supervisor tells it over a channel how it is
+set, who is in the fleet and when to stop, and is told what was served. A worker whose supervisor is gone drains.
+
+Start: fleet, pools, gossip, clients' ports last. Stop: clients' ports first, then what is under way, then gossip and
+pools. joining.py makes a process of it.
 """
 
 import asyncio
+import contextlib
 import logging
-import signal
 import socket
-import sys
 import time
-from functools import partial
-from hashlib import sha256
+from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version as installed
-from pathlib import Path as File
 from random import Random
-from typing import Annotated
 from urllib.parse import urlsplit
 
-import typer
-import uvloop
-from aiohttp import web
+import msgspec
 
-from router.admin import api, checks, lag, requestlog
-from router.admin.build import build
-from router.admin.checks import Check
-from router.admin.metrics import Metrics, Sources
+from router.admin import lag
 from router.admin.requestlog import RequestLog
-from router.admin.tally import Tally
-from router.config import Config, ReplicaConfig
+from router.config import Config, ReplicaConfig, validate
 from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
+from router.core.member import Transition
+from router.core.peers import PeerId
 from router.core.record import Record
-from router.core.types import State
-from router.diagnostics import ConfigError, Path
-from router.loading import Loaded, Secrets, load
-from router.members.health import Health, HealthSettings
+from router.core.types import ReplicaId, State
+from router.gossip import messages
+from router.gossip.channel import Channel
+from router.gossip.messages import (
+    AnyMessage,
+    Applied,
+    Drain,
+    Ejected,
+    Explain,
+    Explained,
+    Member,
+    Members,
+    Placed,
+    Refused,
+    Report,
+    Reported,
+    Settings,
+)
+from router.gossip.news import News
+from router.gossip.reporter import Reporter
 from router.proxy.context import Proxy
 from router.proxy.explaining import explain
 from router.proxy.openai import Asker
 from router.proxy.server import ClientConnection, Clients
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
-from router.render import MAX_SHOWN, is_colored, problem_text
-from router.sockets import CannotListen, listen
-from router.values import Endpoint
 
-log = logging.getLogger("homing")
+log = logging.getLogger("homing.worker")
 
-ADMIN_GRACE = 0.5
-"""Seconds that an admin request under way gets at the stop; they answer in milliseconds."""
+BACKLOG = 4096
+"""Connections that wait to be accepted: what a worker that is being replaced may miss in a second or two."""
+
+GOODBYE = 1.0
+"""Seconds that the last news may take to reach the supervisor, which may be gone or stopped."""
+
+REMOVED = "removed from the configuration"
 
 
 class Worker:
-    """One router in one process. `clients` and `admin` are bound sockets, which the worker closes when it stops."""
+    """One router in one process. `clients` are listening sockets and `channel` leads to the supervisor; it closes them
+    when it stops."""
 
     def __init__(
         self,
-        config: Config,
-        secrets: Secrets,
         loop: asyncio.AbstractEventLoop,
-        clients: socket.socket,
-        admin: socket.socket,
+        config: Config,
+        token: str | None,
+        clients: Sequence[socket.socket],
+        peer: PeerId,
+        channel: Channel,
     ) -> None:
-        self._loop, self._config, self._clients, self._admin = loop, config, clients, admin
+        self._loop, self._config, self._listening, self._channel = loop, config, clients, channel
         self.fleet = Fleet(config.routing.make(), config.fleet_settings())
-        self.fleet.join([replica.spec() for replica in config.replicas], time.monotonic())
         self.waiting = Waiting(loop, config.routing.queue.max_requests, config.routing.queue.max_seconds)
-        self.tally = Tally(self.fleet, config.limits.label_values)
-        self._log = RequestLog() if config.log.requests else None
-        self._health = self._probes(secrets)
-        self.pools = {
-            replica.id: Pool(loop, _address(replica), config.timeouts.connect) for replica in config.replicas
-        }  # fmt: skip
+        self._reporter = Reporter(loop, channel.send)
+        self._news = News(loop, self.fleet, peer, channel.send, time.monotonic)
+        self._log: RequestLog | None = None
+        self.pools: dict[ReplicaId, Pool] = {}
+        self._retired: list[Pool] = []
+        self._leaving: set[ReplicaId] = set()
         self.proxy = Proxy(
             loop,
             self.fleet,
-            Asker(config.routing.prefix_block, config.tools_first()),
+            _asker(config),
             self.pools,
             self.waiting,
             Random(),
-            self._describe if self._log else self.tally.record,
-            self._health.unreachable,
-            self._health.ejected,
+            self._describe,
+            self._unreachable,
+            self._ejected,
             RetryBudget(config.retry.budget),
             installed("homing"),
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,
-            secrets.admin_token.encode() if secrets.admin_token else None,
+            token.encode() if token else None,
         )
         self.clients = Clients()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Task[None] | None = None
+        self.stopped = asyncio.Event()
+        self._populate(config)
+        self._write_log(config.log.requests)
 
     async def start(self) -> None:
-        """Serve. Returns when the clients' port is open."""
+        """Serve. Returns when the clients' ports are open."""
+        self._tasks.append(self._loop.create_task(lag.sample(self._reporter.lag)))
+        self._news.start()
+        for listening in self._listening:
+            self._servers.append(
+                await self._loop.create_server(
+                    lambda: ClientConnection(self.proxy, self._config.limits.body, self.clients),
+                    sock=listening,
+                    backlog=BACKLOG,
+                )
+            )
+
+    # What the supervisor tells.
+
+    def hear(self, message: AnyMessage) -> None:
+        """Do what a message says."""
+        match message:
+            case Settings():
+                self._adjust(message)
+            case Members():
+                for member in message.members:
+                    self._take(member)
+                self.fleet.readmit(time.monotonic())
+                self._let_go()
+                self.waiting.wake()
+            case Drain():
+                self.drain(message.accept, message.idle, message.timeout)
+            case Report():
+                self._report(message.serial)
+            case Explain():
+                told = explain(self.proxy, message.path, message.body)
+                self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
+            case Applied() | messages.Records() | Reported() | Explained() | Refused():
+                log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
+            case _:
+                self._news.hear(message)
+
+    def _adjust(self, settings: Settings) -> None:
+        """Take another configuration; what needs a restart is as it was."""
+        config, old = configuration(settings), self._config
+        self._config = config
+        if config.log.level != old.log.level:
+            logging.getLogger().setLevel(config.log.level.upper())
+        policy = None if config.routing == old.routing else config.routing.make()
+        self.fleet.adjust(policy, config.fleet_settings())
+        self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
+        proxy = self.proxy
+        proxy.asker = _asker(config)
+        proxy.allow_paths = frozenset(config.proxy.allow_paths)
+        proxy.max_refusals = config.retry.max_refusals
+        proxy.budget.share = config.retry.budget
+        proxy.token = settings.token.encode() if settings.token else None
+        self._populate(config)
+        self._write_log(config.log.requests)
+        self.waiting.wake()
+        self._channel.send(Applied(settings.serial), must=True)
+
+    def _take(self, member: Member) -> None:
+        """How a replica is, as the probes found it."""
+        fleet, now = self.fleet, time.monotonic()
+        if member.id not in self.pools:
+            return  # It has left, and the supervisor does not know yet.
+        if member.models is not None:
+            fleet.serves(member.id, member.models)
+        if fleet.engine(member.id, member.epoch, member.kv_tokens):
+            log.info("replica %s has restarted; what it had cached is forgotten", member.id)
+        if member.last_sign > fleet.replica(member.id).last_sign:
+            fleet.sign_of_life(member.id, member.last_sign)
+        if member.sample is not None:
+            fleet.sampled(member.id, messages.sample(member.sample))
+        if member.id not in self._leaving:
+            fleet.mark(member.id, member.state, member.reason, now)
+
+    def _report(self, serial: int) -> None:
+        """Tell everything, so that a scrape counts what has ended before it."""
+        self._reporter.flush()
+        self._news.tell_loads()
+        index = self.fleet.residency
+        held = {replica.id: index.held(replica.id) for replica in self.fleet.replicas}
+        queued = {model or "": depth for model, depth in self.waiting.depths.items()}
+        lines = self._log.dropped if self._log else 0
+        dropped = self._channel.dropped + Counter({Placed.__name__: self._news.dropped})
+        self._channel.send(Reported(serial, queued, held, len(index), index.evictions, lines, dropped), must=True)
+
+    # What the data plane tells.
+
+    def _describe(self, record: Record) -> None:
+        """One record feeds the metrics and the log line."""
+        self._reporter.record(record)
         if self._log is not None:
+            self._log.record(record)
+        if self._leaving:
+            self._loop.call_soon(self._let_go)
+
+    def _unreachable(self, replica: ReplicaId) -> None:
+        """Nobody listens there: out at once here, and the supervisor tells the others."""
+        if replica in self.pools:
+            self.fleet.mark(replica, State.DOWN, "connection refused", time.monotonic())
+            self.fleet.readmit(time.monotonic())
+        self._channel.send(Refused(replica))
+
+    def _ejected(self, transition: Transition) -> None:
+        """Requests failed there too often: the others need not find that out by theirs."""
+        replica, seconds = transition.replica, self.fleet.replica(transition.replica).conduct.until - time.monotonic()
+        self._channel.send(Ejected(replica, transition.reason, seconds))
+
+    # Members of the fleet.
+
+    def _populate(self, config: Config) -> None:
+        """Make the fleet what the configuration says. Who is removed gets nothing new and goes with its last answer."""
+        wanted = {replica.id: replica for replica in config.replicas}
+        now = time.monotonic()
+        for replica in self.pools.keys() - wanted.keys():
+            self._leaving.add(replica)
+            self.fleet.mark(replica, State.DRAINING, REMOVED, now)
+        self.fleet.join([each.spec() for name, each in wanted.items() if name not in self.pools], now)
+        for name, each in wanted.items():
+            self._leaving.discard(name)
+            self.fleet.replica(name).respec(each.spec())
+            self._connect(name, _address(each), config.timeouts.connect)
+        self._let_go()
+
+    def _connect(self, replica: ReplicaId, address: Address, timeout: float) -> None:
+        """A pool for a replica; one for another address takes the place of the old one, whose answers go on."""
+        pool = self.pools.get(replica)
+        if pool is not None and pool.address != address:
+            pool.retire()
+            self._retired.append(pool)
+            pool = None
+        if pool is None:
+            pool = self.pools[replica] = Pool(self._loop, address, timeout)
+        pool.connect_timeout = timeout
+
+    def _let_go(self) -> None:
+        """Part with removed replicas that have nothing under way here."""
+        for replica in [each for each in self._leaving if not self.fleet.replica(each).requests]:
+            self._leaving.remove(replica)
+            self.fleet.leave(replica)
+            pool = self.pools.pop(replica)
+            pool.retire()
+            self._retired.append(pool)
+        self._retired = [pool for pool in self._retired if pool.open]
+
+    def _write_log(self, wanted: bool) -> None:
+        if wanted and self._log is None:
+            self._log = RequestLog()
             self._log.start()
-        for work in (self._health.run(), lag.sample(self.tally.lag.observe)):
-            self._tasks.append(self._loop.create_task(work))
-        self._runner = web.AppRunner(api.make(self._admin_api()), access_log=None, shutdown_timeout=ADMIN_GRACE)
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._admin).start()
-        self._server = await self._loop.create_server(
-            lambda: ClientConnection(self.proxy, self._config.limits.body, self.clients),
-            sock=self._clients,
-            backlog=4096,
-        )
+        elif not wanted and self._log is not None:
+            self._loop.run_in_executor(None, self._log.close)
+            self._log = None
+
+    # The end.
+
+    def drain(self, accept: float, idle: float, timeout: float) -> None:
+        """Begin to stop (messages.Drain); a second call ends it at once."""
+        if self._draining is not None:
+            self.clients.cut()
+            return
+        self.clients.leaving = True
+        if not accept:
+            self._close_ports()
+        self._draining = self._loop.create_task(self._drain(accept, idle, time.monotonic() + timeout))
+
+    @property
+    def config(self) -> Config:
+        """What is in effect."""
+        return self._config
+
+    @property
+    def draining(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._draining is not None
+
+    def orphaned(self) -> None:
+        """The supervisor is gone: nobody would tell of the fleet any more, or replace this worker."""
+        log.warning("the supervisor is gone: draining")
+        self.drain(0.0, 0.0, self._config.drain.timeout)
 
     async def stop(self) -> None:
         """Take no new connection, let what is under way end within drain.timeout, then close everything."""
-        assert self._server is not None
-        self._server.close()
-        await self.clients.drain(self._config.drain.timeout)
+        if self._draining is None:
+            self.drain(0.0, 0.0, self._config.drain.timeout)
+        await self.stopped.wait()
+
+    def _close_ports(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _drain(self, accept: float, idle: float, end: float) -> None:
+        await asyncio.sleep(min(accept, end - time.monotonic()))
+        self._close_ports()
+        await self.clients.gone(min(idle, end - time.monotonic()))
+        await self.clients.drain(max(0.0, end - time.monotonic()))
         self.waiting.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._runner.cleanup()
-        for pool in self.pools.values():
+        self._reporter.flush()
+        self._news.stop()
+        for pool in [*self.pools.values(), *self._retired]:
             pool.close()
         if self._log is not None:
             await self._loop.run_in_executor(None, self._log.close)
+        self._channel.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.closed.wait(), GOODBYE)
+        self.stopped.set()
 
-    def _probes(self, secrets: Secrets) -> Health:
-        health = self._config.health
-        return Health(
-            self.fleet,
-            {replica.id: replica.url for replica in self._config.replicas},
-            HealthSettings(health.interval, health.timeout, health.failures, health.models_interval),
-            Random(),
-            self.waiting.wake,
-            self.tally,
-            secrets.api_keys,
-        )
 
-    def _describe(self, record: Record) -> None:
-        """One record feeds the metrics and the log line."""
-        self.tally.record(record)
-        if self._log is not None:
-            self._log.record(record)
+def _asker(config: Config) -> Asker:
+    return Asker(config.routing.prefix_block, config.tools_first())
 
-    def _admin_api(self) -> api.Admin:
-        policy, log_, health = self._config.routing.policy, self._log, self._health
-        config_hash = sha256(self._config.model_dump_json().encode()).hexdigest()[:16]
-        sources = Sources(
-            health.missing,
-            lambda: self.waiting.depths,
-            lambda: log_.dropped if log_ else 0,
-            policy,
-            build(),
-            config_hash,
-        )
-        return api.Admin(
-            self.fleet,
-            policy,
-            Metrics(self.fleet, self.tally, sources),
-            lambda: self.waiting.depths,
-            (Check("listener", self._listening),),
-            (checks.replicas(self.fleet, self._config.ready.min_replicas),),
-            partial(explain, self.proxy),
-        )
 
-    def _listening(self) -> str | None:
-        serving = self._server is not None and self._server.is_serving()
-        return None if serving else "the clients' port is not open"
+def configuration(settings: Settings) -> Config:
+    """The supervisor has checked them."""
+    config = validate(settings.values)
+    if not isinstance(config, Config):
+        raise TypeError(f"the supervisor sent settings that are none: {config}")
+    return config
 
 
 def _address(replica: ReplicaConfig) -> Address:
@@ -172,93 +339,3 @@ def _address(replica: ReplicaConfig) -> Address:
     assert url.hostname is not None
     base = url.path.rstrip("/").encode()
     return Address(url.hostname, url.port or 80, base, url.netloc.encode())
-
-
-def _open(loaded: Loaded, path: Path, endpoint: Endpoint) -> socket.socket:
-    """A bound socket. Raises ConfigError when the address that a setting names cannot be had."""
-    try:
-        return listen(endpoint)
-    except CannotListen as error:
-        raise ConfigError([loaded.problem("H128", path, f"cannot listen: {error}", error.remedy)]) from error
-
-
-async def _serve(loaded: Loaded, secrets: Secrets) -> None:
-    config = loaded.config
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    with (
-        _open(loaded, ("listen",), config.listen) as clients,
-        _open(loaded, ("admin", "listen"), config.admin.listen) as admin,
-    ):
-        worker = Worker(config, secrets, loop, clients, admin)
-        await worker.start()
-        print(_banner(loaded, clients, admin), file=sys.stderr, flush=True)  # noqa: T201
-        await stop.wait()
-        log.info("stopping: %d connections are open", len(worker.clients))
-        await worker.stop()
-
-
-MAX_CHANGES = 8
-"""Settings other than the default that the start-up lines name; `homing config show` has all."""
-
-
-def _banner(loaded: Loaded, clients: socket.socket, admin: socket.socket) -> str:
-    """At most 15 lines: version, where it listens, replicas with their state, what is not the default and why."""
-    config = loaded.config
-    names = [f"{replica.id} {State.STARTING}" for replica in config.replicas]
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    changes = [f"    {row.name}: {row.value} ({row.origin})" for row in loaded.rows() if row.changed]
-    if len(changes) > MAX_CHANGES:
-        changes[MAX_CHANGES:] = [f"    and {len(changes) - MAX_CHANGES} more: homing config show --origin"]
-    return "\n".join([
-        f"homing {installed('homing')}, policy {config.routing.policy}",
-        f"  listening on {_url(clients)}",
-        f"  admin port   {_url(admin)}",
-        f"  replicas     {shown}",
-        *(["  not default"] if changes else []),
-        *changes,
-    ])  # fmt: skip
-
-
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{Endpoint(host, port)}"
-
-
-def serve(config: Annotated[File, typer.Option("--config", "-c", help="The YAML file.", metavar="FILE")]) -> None:
-    """Run the router until SIGTERM or Ctrl-C.
-
-    Variables named HOMING__SECTION__KEY override the file.
-
-    Examples:
-
-      homing serve -c router.yaml
-
-      HOMING__LOG__LEVEL=debug homing serve --config router.yaml
-    """
-    try:
-        loaded = load(config)
-        secrets = loaded.secrets()
-        level = loaded.config.log.level.upper()
-        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        if loaded.config.log.requests:
-            requestlog.to(sys.stdout)
-        uvloop.run(_serve(loaded, secrets))
-    except ConfigError as error:
-        for problem in error.problems[:MAX_SHOWN]:
-            print(problem_text(problem, is_colored(sys.stderr)), file=sys.stderr)  # noqa: T201
-        raise SystemExit(1) from error
-
-
-def version() -> None:
-    """Print the version.
-
-    Examples:
-
-      homing version
-
-      homing --version
-    """
-    print(installed("homing"))  # noqa: T201

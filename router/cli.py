@@ -20,7 +20,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("router.app:serve", "Run the router."),
+    "serve": Command("router.supervisor:serve", "Run the router."),
     "check": Command("router.check:check", "Check a configuration, and say what is wrong where."),
     "config init": Command("router.check:init", "Print a configuration with every setting explained."),
     "config show": Command("router.check:show", "Print every value in effect, and whence it is."),
@@ -30,7 +30,11 @@ COMMANDS = {
     ),
     "replica simulate": Command("replica.server:simulate", "Run one simulated vLLM replica."),
     "explain": Command("router.remote:explain", "Show where a running router would send a request, and why."),
-    "version": Command("router.app:version", "Print the version."),
+    "status": Command("router.remote:status", "Show a running router and its replicas."),
+    "drain": Command("router.remote:drain", "Let a replica of a running router get nothing new."),
+    "undrain": Command("router.remote:undrain", "Let a drained replica take part again."),
+    "reload": Command("router.remote:reload", "Have a running router read its configuration again."),
+    "version": Command("router.supervisor:version", "Print the version."),
 }
 
 EXAMPLES = """\

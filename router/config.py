@@ -1,69 +1,41 @@
-"""The only file that knows pydantic: the settings, and values -> settings -> plain values for the core.
+"""The settings, and values -> settings -> plain values for the core.
 
 The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
 tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
 place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
+How the process itself is run is in operation.py, what a value may be in fields.py.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from router import values
 from router.core.baselines import BASELINES
 from router.core.ejection import EjectionSettings
 from router.core.fleet import FleetSettings
 from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity, Weights
 from router.core.types import Policy
+from router.fields import (
+    Duration,
+    Integer,
+    Listen,
+    MaybeInteger,
+    MaybeNumber,
+    MaybeShare,
+    Model,
+    Number,
+    RequestPath,
+    Size,
+    Url,
+    Workers,
+)
+from router.operation import AdminConfig, DrainConfig, LogConfig, ReadyConfig
 from router.settings import About, Fault, Section, section
-from router.values import Endpoint, Kind
-
-_UNITLESS = BeforeValidator(values.unitless)
-Duration = Annotated[float, Kind.DURATION, BeforeValidator(values.duration)]
-Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
-Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
-Url = Annotated[str, Kind.URL, BeforeValidator(values.url)]
-Integer = Annotated[int, _UNITLESS]
-Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
-MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]
-MaybeNumber = Annotated[float | None, Field(gt=0, allow_inf_nan=False), _UNITLESS]
-MaybeShare = Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False), _UNITLESS]
-RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
+from router.values import Endpoint
 
 
-class _Section(BaseModel):
-    """`text` and `example` (the name of an item) are for the manual, `shorthand` is the child of a plain value."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
-    text: ClassVar[str]
-    example: ClassVar[str] = ""
-    shorthand: ClassVar[str | None] = None
-
-
-class AdminConfig(_Section):
-    text = "The admin port, for operators and Prometheus. `admin: HOST:PORT` is short for `admin: {listen: HOST:PORT}`."
-    shorthand = "listen"
-
-    listen: Annotated[
-        Listen,
-        About(
-            "Where /metrics, /livez, /readyz, /fleet and /explain are. Loopback, because they tell much about the "
-            "fleet; a Prometheus on another host needs an address that it can reach.",
-            "restart",
-        ),
-    ] = Endpoint("127.0.0.1", 9100)
-    token_file: Annotated[
-        str | None,
-        About(
-            "File with the token that a caller brings to have live requests explained; null: nobody can. A relative "
-            "path begins in this file's directory.",
-            "restart",
-        ),
-    ] = None
-
-
-class ReplicaConfig(_Section):
+class ReplicaConfig(Model):
     """One replica: its name, its address, and what the router need not learn."""
 
     text = "The fleet, at least one replica. What a null leaves open the router learns, or asks the engine."
@@ -119,7 +91,7 @@ class ReplicaConfig(_Section):
         )
 
 
-class ModelConfig(_Section):
+class ModelConfig(Model):
     text = "What the router must know of a model, by the name that clients send; one without an entry has the defaults."
     example = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -129,7 +101,7 @@ class ModelConfig(_Section):
     ] = "system_first"
 
 
-class ProxyConfig(_Section):
+class ProxyConfig(Model):
     text = "What clients may do."
 
     allow_paths: Annotated[
@@ -138,10 +110,10 @@ class ProxyConfig(_Section):
             "Paths that control an engine (/sleep, /reset_prefix_cache, ...) and that clients may reach all the same. "
             "None, because one client's call would hurt all the others.",
         ),
-    ] = []
+    ] = []  # noqa: RUF012 - pydantic copies it, as it does every default.
 
 
-class SpillConfig(_Section):
+class SpillConfig(Model):
     text = "Hard limits on one replica, checked before anything else is weighed; null switches one off."
 
     max_queued_requests: Annotated[
@@ -158,7 +130,7 @@ class SpillConfig(_Section):
     ] = 0.95
 
 
-class QueueConfig(_Section):
+class QueueConfig(Model):
     text = (
         "Where a request waits while every replica is at its limits: one queue for each model, first come first served."
     )
@@ -173,7 +145,7 @@ class QueueConfig(_Section):
     ] = 30.0
 
 
-class RoutingConfig(_Section):
+class RoutingConfig(Model):
     """Which policy, and its limits."""
 
     text = "Where a request goes."
@@ -212,7 +184,7 @@ class RoutingConfig(_Section):
         return PrefixAffinity(Weights(home_slack=self.home_slack), limits)
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Model):
     text = "Bounds on memory."
 
     body: Annotated[
@@ -223,7 +195,7 @@ class LimitsConfig(_Section):
     index_blocks: Annotated[
         Integer,
         Field(ge=1000, le=1_000_000_000),
-        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", "restart", "blocks"),
+        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", unit="blocks"),
     ] = 1_000_000
     label_values: Annotated[
         Integer,
@@ -236,7 +208,7 @@ class LimitsConfig(_Section):
     ] = 100
 
 
-class TimeoutsConfig(_Section):
+class TimeoutsConfig(Model):
     text = "How long the router waits. An answer has no time limit: long generations are ordinary."
 
     connect: Annotated[Duration, Field(gt=0, le=60), About("To connect to a replica; then the next one is tried.")] = (
@@ -244,7 +216,7 @@ class TimeoutsConfig(_Section):
     )
 
 
-class RetryConfig(_Section):
+class RetryConfig(Model):
     text = "When a request is sent again."
 
     max_refusals: Annotated[
@@ -266,7 +238,7 @@ class RetryConfig(_Section):
     ] = 0.1
 
 
-class EjectionConfig(_Section):
+class EjectionConfig(Model):
     text = (
         "A replica that answers its probes and fails its requests (5xx, broken off, no connection) is ejected for a "
         "while: at most half of those that are ready, never the last one. 4xx, 429 and 503 are no failures."
@@ -288,7 +260,7 @@ class EjectionConfig(_Section):
     ] = 60.0
 
 
-class HealthConfig(_Section):
+class HealthConfig(Model):
     text = "How replicas are watched."
 
     interval: Annotated[Duration, Field(ge=0.01, le=3600), About("Between two probes of /health and /metrics.")] = 1.0
@@ -311,40 +283,7 @@ class HealthConfig(_Section):
     ejection: EjectionConfig = EjectionConfig()
 
 
-class ReadyConfig(_Section):
-    text = "When this router is ready."
-
-    min_replicas: Annotated[
-        Integer,
-        Field(ge=0),
-        About("Ready replicas that /readyz wants. 0: a router without replicas answers 503 itself.", unit="replicas"),
-    ] = 1
-
-
-class DrainConfig(_Section):
-    text = "How the router stops."
-
-    timeout: Annotated[
-        Duration, Field(ge=0, le=86_400), About("How long answers under way may take to end after SIGTERM.", "restart")
-    ] = 300.0
-
-
-class LogConfig(_Section):
-    text = "What is written down. Prompts, keys and tokens never are."
-
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], About("The least severe that goes to standard error.")
-    ] = "info"
-    requests: Annotated[
-        bool,
-        About(
-            "A JSON line for each request, on standard output. Off, because metrics count them and a busy fleet would "
-            "write gigabytes a day."
-        ),
-    ] = False
-
-
-class Config(_Section):
+class Config(Model):
     """The whole file."""
 
     text = "Settings of Homing."
@@ -357,8 +296,16 @@ class Config(_Section):
         ),
     ] = Endpoint("127.0.0.1", 8080)
     admin: AdminConfig = AdminConfig()
+    workers: Annotated[
+        Workers,
+        About(
+            "Processes that serve clients; auto: one for each processor. 1: one serves some thousands of requests a "
+            "second. They share load and beliefs, so more of them route as one does.",
+            "restart",
+        ),
+    ] = 1
     replicas: Annotated[list[ReplicaConfig], Field(min_length=1)]
-    models: dict[str, ModelConfig] = {}
+    models: dict[str, ModelConfig] = {}  # noqa: RUF012 - As above.
     routing: RoutingConfig = RoutingConfig()
     proxy: ProxyConfig = ProxyConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from router.diagnostics import Path
 from router.loading import variable
 from router.settings import ITEM, Node, Section, Setting, title, walk
-from router.values import Kind, literal
+from router.values import AUTO, MAX_WORKERS, Kind, literal
 
 WIDTH = 110
 
@@ -21,7 +21,8 @@ HEAD = """\
 #   homing config show --origin -c FILE     tells every value in effect, and whence it is
 #   HOMING__ROUTING__PREFIX_BLOCK=256       in the environment overrides routing.prefix_block, and so on
 #
-# live: a change can be taken by a running router. restart: it cannot. (This release takes every change by a restart.)
+# live: a running router takes a change by SIGHUP or `homing reload`, without touching a stream. restart: it takes a new
+# process; SIGUSR2 puts one in place without refusing a connection.
 """
 
 PAGE = """\
@@ -34,7 +35,8 @@ A duration is a number with `ms`, `s`, `m` or `h`; a size is a whole number with
 name ends in a unit (`max_seconds`) are plain numbers. An environment variable's value is read as the file's are, and
 takes precedence; lists and maps of names are set whole: `HOMING__REPLICAS='[{id: r1, url: "http://10.0.0.1:8000"}]'`.
 
-*live*: a change can be taken by a running router; *restart*: it cannot. This release takes every change by a restart.
+*live*: a running router takes a change by SIGHUP or `homing reload`, without touching a stream; *restart*: it takes a
+new process, which SIGUSR2 puts in place without refusing a connection.
 """
 
 _SCHEMA_TYPES: Mapping[Kind, str] = {Kind.INTEGER: "integer", Kind.NUMBER: "number", Kind.FLAG: "boolean"}
@@ -156,6 +158,8 @@ def _leaf(setting: Setting) -> dict[str, object]:
         leaf |= {"type": "array", "items": {"type": "string", "pattern": setting.pattern}}
     elif setting.choices:
         leaf["enum"] = list(setting.choices)
+    elif setting.kind is Kind.WORKERS:
+        leaf |= {"type": ["integer", "string"], "minimum": 1, "maximum": MAX_WORKERS, "pattern": f"^{AUTO}$"}
     else:
         leaf["type"] = [kind, "null"] if setting.nullable else kind
         leaf |= {} if setting.pattern is None else {"pattern": setting.pattern}

@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
+from json import loads as decode
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import aiohttp
 import typer
@@ -16,7 +18,20 @@ UNREACHABLE = 4
 TIMEOUT = 10.0
 """Seconds for one answer of the admin port, which takes milliseconds."""
 
+INVALID = 1
+"""Exit code when the router refuses: a configuration that is not valid, a token that is not right."""
+
+URL = "http://127.0.0.1:9100"
+
 Admin = Annotated[str, typer.Option(help="The router's admin URL.", envvar="HOMING_ADMIN_URL")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the token of admin.token_file.", envvar="HOMING_ADMIN_TOKEN_FILE", metavar="FILE"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
+ReplicaName = Annotated[str, typer.Argument(help="The replica's id.", metavar="ID")]
+
+STATUS_COLUMNS = ("replica", "state", "model", "since", "requests", "no token", "waiting", "KV")
 
 COLUMNS = (
     "replica",
@@ -36,8 +51,8 @@ COLUMNS = (
 def explain(
     file: Annotated[Path, typer.Option("--file", "-f", help="A request's JSON body; - for standard input.")],
     path: Annotated[str, typer.Option(help="The endpoint it would be sent to.")] = "/v1/chat/completions",
-    admin: Admin = "http://127.0.0.1:9100",
-    json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+    admin: Admin = URL,
+    json: AsJson = False,
 ) -> None:
     """Show where a running router would send a request now, and why. Nothing is sent.
 
@@ -54,23 +69,110 @@ def explain(
         body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         _complain(f"{file}: cannot be read: {error.strerror}", 2)
-    answer = asyncio.run(_post(f"{admin.rstrip('/')}/explain", body, {"path": path}))
+    answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)))
     if json:
         Console().print_json(data=answer)
     else:
         _print(answer)
 
 
-async def _post(url: str, body: bytes, query: dict[str, str]) -> Any:
+def status(admin: Admin = URL, json: AsJson = False) -> None:
+    """Show a running router: whether it is ready, its replicas with state and load.
+
+    Exit code 0: ready, 1: not ready, 4: no router answers.
+
+    Examples:
+
+      homing status
+
+      homing status --json --admin http://router:9100
+    """
+    ready = asyncio.run(_ask("GET", admin, "/readyz"))
+    fleet = _good(asyncio.run(_ask("GET", admin, "/fleet")))
+    if json:
+        Console().print_json(data={"ready": ready.status == 200, "why": ready.text, **fleet})
+    else:
+        _print_fleet(ready, fleet)
+    if ready.status != 200:
+        raise SystemExit(INVALID)
+
+
+def reload(admin: Admin = URL, token_file: TokenFile = None) -> None:
+    """Have a running router read its configuration again, and show what has changed.
+
+    Streams go on. An invalid configuration changes nothing. Exit code 0: taken, 1: refused, 4: no router answers.
+
+    Examples:
+
+      homing reload --token-file /run/secrets/homing
+
+      HOMING_ADMIN_TOKEN_FILE=token homing reload --admin http://router:9100
+    """
+    answer = asyncio.run(_ask("POST", admin, "/reload", token=_token(token_file)))
+    if answer.status == 422:
+        for found in answer.json()["diagnostics"]:
+            place = ":".join(str(part) for part in (found["file"], found["line"], found["column"]) if part is not None)
+            print(f"{place}: {found['severity']}[{found['code']}]: {found['message']}", file=sys.stderr)  # noqa: T201
+        _complain("not reloaded: the configuration is not valid", INVALID)
+    told = _good(answer)
+    for line in told["changed"] or ["nothing has changed"]:
+        print(line)  # noqa: T201
+    for line in told["needs_restart"]:
+        print(f"needs a restart: {line}")  # noqa: T201
+
+
+def drain(replica: ReplicaName, admin: Admin = URL, token_file: TokenFile = None) -> None:
+    """Let a replica of a running router get nothing new; its answers under way go on.
+
+    It stays so until it is undrained, or the router restarts. `homing status` shows when it is empty.
+
+    Examples:
+
+      homing drain r1 --token-file /run/secrets/homing
+
+      homing drain r1 --token-file token --admin http://router:9100
+    """
+    _drain("/drain", replica, admin, token_file)
+
+
+def undrain(replica: ReplicaName, admin: Admin = URL, token_file: TokenFile = None) -> None:
+    """Let a drained replica take part again.
+
+    Examples:
+
+      homing undrain r1 --token-file /run/secrets/homing
+
+      homing undrain r1 --token-file token --admin http://router:9100
+    """
+    _drain("/undrain", replica, admin, token_file)
+
+
+def _drain(path: str, replica: str, admin: str, token_file: Path | None) -> None:
+    told = _good(asyncio.run(_ask("POST", admin, path, {"replica": replica}, token=_token(token_file))))
+    print(f"{told['replica']} is {told['state']}, with {told['requests']} requests under way")  # noqa: T201
+
+
+class _Answer(NamedTuple):
+    url: str
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        return decode(self.text)
+
+
+async def _ask(
+    method: str, admin: str, path: str, query: Mapping[str, str] | None = None, body: bytes = b"", token: str = ""
+) -> _Answer:
+    url = admin.rstrip("/") + path
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(url, data=body, params=query) as answer,
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.request(method, url, data=body or None, params=query) as answer,
         ):
-            if answer.status != 200:
-                _complain(f"{url} answers {answer.status}: {(await answer.text())[:500]}", 1)
-            return await answer.json()
+            return _Answer(url, answer.status, await answer.text())
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         _complain(
             f"{url}: no router answers ({error or 'time-out'}). Is it running, and is --admin its admin URL?",
@@ -78,7 +180,31 @@ async def _post(url: str, body: bytes, query: dict[str, str]) -> Any:
         )
 
 
-def _complain(text: str, code: int) -> Any:
+def _good(answer: _Answer) -> Any:
+    """What a 200 says; any other ends the command with the router's own words."""
+    if answer.status != 200:
+        _complain(f"{answer.url} answers {answer.status}: {_words(answer)}", INVALID)
+    return answer.json()
+
+
+def _words(answer: _Answer) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):  # Whoever listens there is no router of this kind.
+        return answer.text[:500]
+
+
+def _token(file: Path | None) -> str:
+    """Without a file none is brought, and the router says what it wants."""
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        _complain(f"{file}: the token cannot be read: {error}", 2)
+
+
+def _complain(text: str, code: int) -> NoReturn:
     print(f"homing: {text}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)
 
@@ -96,6 +222,32 @@ def _print(answer: dict[str, Any]) -> None:
         table.add_row(*_row(candidate))
     console.print(table)
     console.print("decision " + ", ".join(f"{name}: {value}" for name, value in decision.items() if value is not None))
+
+
+def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
+    console = Console()
+    word = "ready" if ready.status == 200 else "not ready"
+    console.print(f"router   {word}, {fleet['workers']} workers, policy {fleet['policy']}", highlight=False)
+    for line in [] if ready.status == 200 else ready.text.strip().splitlines():
+        console.print(f"         {line}", highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for column in STATUS_COLUMNS:
+        table.add_column(column, justify="left" if column in {"replica", "state", "model"} else "right")
+    for replica in fleet["replicas"]:
+        engine = replica["engine"] or {}
+        usage = engine.get("kv_cache_usage_ratio")
+        cells = [
+            replica["id"],
+            replica["state"],
+            replica["model"] or "",
+            f"{replica['since_seconds']:.0f} s",
+            replica["requests"],
+            replica["without_first_token"],
+            engine.get("waiting"),
+            None if usage is None else f"{usage:.0%}",
+        ]
+        table.add_row(*("" if cell is None else str(cell) for cell in cells))
+    console.print(table)
 
 
 def _row(candidate: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ The owner of a port is read from /proc (Linux); elsewhere, or where another user
 
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -24,12 +25,52 @@ class CannotListen(Exception):
 
 
 def listen(endpoint: Endpoint) -> socket.socket:
-    """A bound socket. Raises CannotListen."""
-    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    """A listening socket. Raises CannotListen."""
     try:
-        return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
+        return socket.create_server((endpoint.host, endpoint.port), family=_family(endpoint), backlog=BACKLOG)
     except OSError as error:
         raise CannotListen(*_reason(endpoint, error)) from error
+
+
+def listen_shared(endpoint: Endpoint, count: int, joining: bool = False) -> list[socket.socket]:
+    """So many listening sockets at one address, among which the kernel spreads connections (SO_REUSEPORT).
+
+    Sharing a port would let a second router in by mistake, so first it is tried whether the port can be had alone;
+    with `joining` there are such sockets already. Raises CannotListen.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        if not joining:
+            endpoint = _vacant(endpoint)
+        for _ in range(count):
+            where = (endpoint.host, endpoint.port)
+            sockets.append(socket.create_server(where, family=_family(endpoint), backlog=BACKLOG, reuse_port=True))
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise CannotListen(*_reason(endpoint, error)) from error
+    return sockets
+
+
+def _vacant(endpoint: Endpoint) -> Endpoint:
+    """The address, with a port that nobody listens on. Raises OSError."""
+    with socket.socket(_family(endpoint), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # As create_server has it.
+        probe.bind((endpoint.host, endpoint.port))
+        return Endpoint(endpoint.host, probe.getsockname()[1])
+
+
+def is_at(listening: socket.socket, endpoint: Endpoint) -> bool:
+    """Whether a socket listens where a setting says; a host's name is taken at its word, port 0 is any."""
+    host, port = listening.getsockname()[:2]
+    named = not re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", endpoint.host)
+    return endpoint.port in {0, port} and (named or host == endpoint.host)
+
+
+def _family(endpoint: Endpoint) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
 
 
 def _reason(endpoint: Endpoint, error: OSError) -> tuple[str, str | None]:

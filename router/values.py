@@ -21,6 +21,8 @@ URL_PATTERN: Final = r"^http://[^/?#@\s]+(/[^?#\s]*)?$"
 """Patterns of the JSON Schema; what they cannot say (a port's range, a trailing /v1) the parsers here do."""
 
 MAX_PORT = 65_535
+MAX_WORKERS = 256
+AUTO: Final = "auto"
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - It is suggested and compared with, not bound.
 
 
@@ -35,6 +37,7 @@ class Kind(StrEnum):
     TEXT = "text"
     ADDRESS = "an address to listen on, HOST:PORT"
     URL = "a URL, http://HOST:PORT"
+    WORKERS = "a whole number, or auto"
     CHOICE = "a word out of a few"
     TEXTS = "a list of texts"
 
@@ -90,6 +93,18 @@ def unitless(value: object) -> object:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z]+", value) if isinstance(value, str) else None
     if found is not None:
         raise Wrong("H105", f"is a number, whose unit is in the setting's name, not {shown(value)}", found[1])
+    return value
+
+
+def workers(value: object) -> int:
+    """A number of processes; 0 for `auto`. Raises Wrong."""
+    if value == AUTO:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        text = value.strip().lower() if isinstance(value, str) else ""
+        raise Wrong("H104", f"is {Kind.WORKERS}, not {shown(value)}", text if text.isdigit() or text == AUTO else None)
+    if not 1 <= value <= MAX_WORKERS:
+        raise Wrong("H106", f"must be at least 1 and at most {MAX_WORKERS}, or auto, not {shown(value)}")
     return value
 
 
@@ -171,6 +186,8 @@ def written(kind: Kind, value: object) -> object:
         return _write_size(int(value))
     if kind is Kind.ADDRESS and value is not None:
         return str(value)
+    if kind is Kind.WORKERS and value == 0:
+        return AUTO
     return value
 
 

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import yaml
 
 from router.app import Worker
+from router.control import Control
 from router.core.record import Record
 from router.core.types import State
+from router.joining import join
 from router.loading import Loaded, load
 from tests.scripted import HOST, Script, ScriptedReplica
 
@@ -43,10 +45,10 @@ async def until(condition: Callable[[], object], within: float = WITHIN) -> None
 
 
 class Rig:
-    """A worker that serves, and what it told of each request."""
+    """A worker that serves, and what it told of each request. `control` is its supervisor's part, in this loop too."""
 
-    def __init__(self, worker: Worker, port: int, admin_port: int) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, control: Control, port: int, admin_port: int) -> None:
+        self.worker, self.control = worker, control
         self.port, self.admin_port = port, admin_port
         self.url, self.admin_url = f"http://{HOST}:{port}", f"http://{HOST}:{admin_port}"
         self.records: list[Record] = []
@@ -119,21 +121,31 @@ async def routing(replicas: Mapping[str, Member | str], *, ready: bool = True, *
     loop.set_exception_handler(lambda _, context: raised.append(context))
     with socket.create_server((HOST, 0), backlog=1024) as clients, socket.create_server((HOST, 0)) as admin:
         loaded = _loaded(replicas, settings)
-        worker = Worker(loaded.config, loaded.secrets(), loop, clients, admin)
-        rig = Rig(worker, clients.getsockname()[1], admin.getsockname()[1])
+        control = Control(loaded, loaded.secrets(), admin)
+        worker = await hired(control, clients)
+        rig = Rig(worker, control, clients.getsockname()[1], admin.getsockname()[1])
         _listen_in(rig)
-        await worker.start()
+        await control.start()
         try:
             if ready:
                 await rig.ready(*replicas)
             yield rig
             await rig.quiet()
-            assert rig.stopped or not any(task.done() for task in worker._tasks), "the probes have ended"
+            ended = any(task.done() for task in (*worker._tasks, *control._tasks))
+            assert rig.stopped or not ended, "the probes have ended"
         finally:
             await rig.stop()
+            await control.stop()
         await until(lambda: not len(worker.clients) and not any(pool.open for pool in worker.pools.values()))
     gc.collect()  # A task whose error nobody asked for tells of it when it goes.
     assert raised == []
+
+
+async def hired(control: Control, clients: socket.socket, name: str = "0") -> Worker:
+    """A worker in this loop, over a real channel, as a process would be."""
+    ours, theirs = socket.socketpair()
+    worker, _ = await asyncio.gather(join(theirs, [clients]), control.crew.join(name, ours))
+    return worker
 
 
 @asynccontextmanager
@@ -171,8 +183,12 @@ def _loaded(replicas: Mapping[str, Member | str], settings: dict[str, Any]) -> L
     # Probes are frequent, so that tests are short; their patience is a real one, since the machine may be busy.
     health = {"interval": "100ms", "timeout": "2s"} | settings.pop("health", {})
     tree = {"listen": f"{HOST}:0", "admin": f"{HOST}:0", "replicas": members, "health": health}
-    tree |= {"drain": {"timeout": "10s"}} | settings
+    return loaded_of(tree | {"drain": {"timeout": "10s"}} | settings)
+
+
+def loaded_of(tree: Mapping[str, Any]) -> Loaded:
+    """These settings, from a file that is gone then."""
     with tempfile.TemporaryDirectory(prefix="homing-rig-") as directory:
         path = Path(directory) / "router.yaml"
-        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        path.write_text(yaml.safe_dump(dict(tree)), encoding="utf-8")
         return load(path)

@@ -1,22 +1,26 @@
 """The admin port's handlers. A GET never changes anything; errors are JSON, probes answer in text as kubelets log it.
 
-POST /explain reads a body as a client would send it and changes nothing either: it needs no token, and its body is
-bounded.
+What changes something (mutations: reload, drain, undrain) is a POST with `Authorization: Bearer` and the admin's token.
+POST /explain reads a body as a client would send it and changes nothing: it needs no token, and its body is bounded.
+What is told of load and counts is as fresh as the workers' answers, which are waited for, but not for long.
 """
 
 import asyncio
+import hmac
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from router.admin.checks import Check, verdict
 from router.admin.metrics import Metrics
 from router.admin.report import fleet_report
+from router.admin.reports import Reports
 from router.core.fleet import Fleet
+from router.core.types import ReplicaId
 
 MAX_EXPLAINED = 32 << 20
 """Bytes of a body to explain: the default of `limits.body`."""
@@ -24,21 +28,60 @@ MAX_EXPLAINED = 32 << 20
 DEFAULT_PATH = "/v1/chat/completions"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Explain = Callable[[str, bytes], dict[str, Any]]
+
+
+class Router(Protocol):
+    """What the port acts on, beside what it only reads."""
+
+    async def refresh(self) -> None:
+        """Have the workers tell what they have not told yet."""
+        ...
+
+    async def explain(self, path: str, body: bytes) -> bytes | None:
+        """Where a request with this path and body would go, as JSON; None when no worker answers."""
+        ...
+
+    async def reload(self) -> tuple[bool, dict[str, Any]]:
+        """Read the configuration again and take it; whether that went well, and what to say of it."""
+        ...
+
+    def drain(self, replica: ReplicaId, drained: bool) -> dict[str, Any] | None:
+        """Let a replica get nothing new, or take part again; what became of it, None for one that is not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Who may change something: `mutations` False: nobody; `token` None: nobody can show that he may."""
+
+    mutations: bool = True
+    token: str | None = None
+
+    def refusal(self, authorization: str) -> tuple[HTTPStatus, str] | None:
+        """Why a request with this Authorization may change nothing; None when it may. Compared in constant time."""
+        if not self.mutations:
+            return HTTPStatus.FORBIDDEN, "nothing can be changed over this port: admin.mutations is false"
+        if self.token is None:
+            return HTTPStatus.FORBIDDEN, "nothing can be changed over this port: admin.token_file is not set"
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
+            return None
+        return HTTPStatus.UNAUTHORIZED, "this takes the token of admin.token_file: `Authorization: Bearer TOKEN`"
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """What the port tells of. `started` are the checks of /startupz, `ready` what /readyz wants on top of them;
-    `explain` answers for a request's path and body where it would go."""
+    """What the port tells of. `started` are the checks of /startupz, `ready` what /readyz wants on top of them."""
 
     fleet: Fleet
-    policy: str
     metrics: Metrics
-    queued: Callable[[], Mapping[str | None, int]]
+    reports: Reports
+    router: Router
+    policy: Callable[[], str]
+    workers: Callable[[], int]
+    rights: Callable[[], Rights]
     started: Sequence[Check] = ()
     ready: Sequence[Check] = ()
-    explain: Explain | None = None
     now: Callable[[], float] = field(default=time.monotonic)
 
 
@@ -51,6 +94,9 @@ PATHS = {
     "/fleet": "replicas with state and load, models, queues, residency (JSON)",
     "/metrics": "Prometheus and OpenMetrics, as Accept asks",
     "/explain": "POST a request's body: where it would go and why; ?path=/v1/... (default: chat)",
+    "/reload": "POST, with the token: read the configuration again",
+    "/drain": "POST, with the token: ?replica=ID gets nothing new",
+    "/undrain": "POST, with the token: ?replica=ID takes part again",
 }
 """What there is, for people. Never written to."""
 
@@ -62,6 +108,7 @@ def make(admin: Admin) -> web.Application:
     app.add_routes([
         web.get("/", index), web.get("/livez", livez), web.get("/startupz", startupz), web.get("/readyz", readyz),
         web.get("/fleet", fleet), web.get("/metrics", metrics), web.post("/explain", explain),
+        web.post("/reload", reload), web.post("/drain", drain), web.post("/undrain", undrain),
     ])  # fmt: skip
     return app
 
@@ -90,28 +137,74 @@ async def readyz(request: web.Request) -> web.Response:
 async def fleet(request: web.Request) -> web.Response:
     """The fleet as JSON (report.py)."""
     admin = request.app[ADMIN]
-    return web.json_response(fleet_report(admin.fleet, admin.policy, admin.queued(), admin.now()))
+    await admin.router.refresh()
+    return web.json_response(fleet_report(admin.fleet, admin.policy(), admin.workers(), admin.reports, admin.now()))
 
 
 async def metrics(request: web.Request) -> web.Response:
     """OpenMetrics, or the text format for who does not accept that."""
+    await request.app[ADMIN].router.refresh()
     slices, content_type = request.app[ADMIN].metrics.render(request.headers.get("Accept", ""))
     parts = []
     for part in slices:
         parts.append(part)
-        await asyncio.sleep(0)  # Requests go on between two slices.
+        await asyncio.sleep(0)  # Workers and probes go on between two slices.
     return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
 
 
 async def explain(request: web.Request) -> web.Response:
     """Where a request would go, and why. Nothing is sent."""
-    answer = request.app[ADMIN].explain
-    if answer is None:
-        return _error(HTTPStatus.NOT_IMPLEMENTED, "this router does not explain")
     path = request.query.get("path", DEFAULT_PATH)
     if not path.startswith("/"):
         return _error(HTTPStatus.BAD_REQUEST, f"path is a request's path, as {DEFAULT_PATH}; not {path!r}")
-    return web.json_response(answer(path, await request.read()))
+    answer = await request.app[ADMIN].router.explain(path, await request.read())
+    if answer is None:
+        return _error(HTTPStatus.GATEWAY_TIMEOUT, "no worker answers")
+    return web.Response(body=answer, content_type="application/json")
+
+
+async def reload(request: web.Request) -> web.Response:
+    """Read the configuration again: 200 with what has changed, or 422 with what is wrong, as `homing check` tells."""
+    refusal = _refusal(request)
+    if refusal is not None:
+        return refusal
+    good, told = await request.app[ADMIN].router.reload()
+    return web.json_response(told, status=HTTPStatus.OK if good else HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Let a replica get nothing new."""
+    return _drain(request, drained=True)
+
+
+async def undrain(request: web.Request) -> web.Response:
+    """Let a replica take part again."""
+    return _drain(request, drained=False)
+
+
+def _drain(request: web.Request, drained: bool) -> web.Response:
+    refusal = _refusal(request)
+    if refusal is not None:
+        return refusal
+    admin, replica = request.app[ADMIN], request.query.get("replica")
+    known = [each.id for each in admin.fleet.replicas]
+    if replica is None:
+        return _error(HTTPStatus.BAD_REQUEST, "which replica? ?replica=ID", replicas=known)
+    told = admin.router.drain(replica, drained)
+    if told is None:
+        return _error(HTTPStatus.NOT_FOUND, f"no replica {replica!r} here", replicas=known)
+    return web.json_response(told)
+
+
+def _refusal(request: web.Request) -> web.Response | None:
+    """The answer to one who may change nothing."""
+    refusal = request.app[ADMIN].rights().refusal(request.headers.get("Authorization", ""))
+    if refusal is None:
+        return None
+    response = _error(*refusal)
+    if refusal[0] is HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
 def _probe(request: web.Request, name: str, checks: Sequence[Check]) -> web.Response:

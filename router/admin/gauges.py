@@ -29,20 +29,20 @@ def base_model(replica: Replica) -> str:
 class Gauges:
     """Rows of one scrape. `now` is monotonic; `unix` what must be added to it for seconds since 1970."""
 
-    def __init__(self, fleet: Fleet, queued: Mapping[str | None, int], now: float, unix: float) -> None:
+    def __init__(self, fleet: Fleet, queued: Mapping[str, int], now: float, unix: float) -> None:
         self._fleet, self._queued, self._now, self._unix = fleet, queued, now, unix
         self._models = [(replica, base_model(replica)) for replica in fleet.replicas]
 
     def in_flight(self) -> Rows:
-        """Open leases by the replicas' models."""
+        """Open leases of all workers, by the replicas' models."""
         counts = Counter(dict.fromkeys(("", *self._fleet.models), 0))
         for replica, model in self._models:
-            counts[model] += replica.requests
+            counts[model] += replica.whole.requests
         yield from (((model,), count) for model, count in counts.items() if model or count)
 
     def queue(self) -> Rows:
         """Waiting requests of every model."""
-        depths = dict.fromkeys(self._fleet.models, 0) | {model or "": depth for model, depth in self._queued.items()}
+        depths = dict.fromkeys(self._fleet.models, 0) | dict(self._queued)
         yield from (((model,), depth) for model, depth in depths.items())
 
     def states(self) -> Rows:
@@ -56,8 +56,8 @@ class Gauges:
         yield from (((replica.id, model), round(replica.since + self._unix, 3)) for replica, model in self._models)
 
     def replicas_in_flight(self) -> Rows:
-        """Open leases."""
-        yield from (((replica.id, model), replica.requests) for replica, model in self._models)
+        """Open leases of all workers."""
+        yield from (((replica.id, model), replica.whole.requests) for replica, model in self._models)
 
     def load_ratio(self) -> Rows:
         """A ready replica's open leases over the mean of its model's ready replicas; 1 when all of them are idle."""
@@ -65,11 +65,11 @@ class Gauges:
         replicas: Counter[str] = Counter()
         ready = [(replica, model) for replica, model in self._models if replica.state is State.READY]
         for replica, model in ready:
-            requests[model] += replica.requests
+            requests[model] += replica.whole.requests
             replicas[model] += 1
         for replica, model in ready:
             total = requests[model]
-            yield (replica.id, model), replica.requests * replicas[model] / total if total else 1.0
+            yield (replica.id, model), replica.whole.requests * replicas[model] / total if total else 1.0
 
     def waiting(self) -> Rows:
         """The engine's own queue, where it tells."""

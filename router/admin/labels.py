@@ -10,7 +10,7 @@ class Labels:
     """The values of each label that have been admitted, first come. One value counts once, in however many metrics."""
 
     def __init__(self, bound: int) -> None:
-        self._bound = bound
+        self.bound = bound
         self._admitted: dict[str, set[str]] = {}
         self.overflow: Counter[str] = Counter()
 
@@ -19,7 +19,7 @@ class Labels:
         admitted = self._admitted.setdefault(label, set())
         if value in admitted:
             return value
-        if len(admitted) >= self._bound:
+        if len(admitted) >= self.bound:
             return OTHER
         admitted.add(value)
         return value

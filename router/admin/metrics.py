@@ -4,12 +4,14 @@ A custom collector: counts come from the tally, gauges from the fleet at the mom
 twice and a replica that is gone has no series. Histograms are labelled by model or by replica, never by both. Names,
 types and labels are the catalogue of the project's UX page; a golden list in the tests holds them.
 
-The worker that serves requests renders too, and 6,000 series take it some 50 ms. So a scrape is rendered in slices of
-some 2 ms, and whoever asked lets requests go on between two of them.
+The supervisor renders, so a scrape delays no request; but 6,000 series take it some 50 ms, in which it would hear no
+worker and answer no probe. So a scrape is rendered in slices of some 2 ms, and other things go on between two of them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from time import monotonic, time
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from router.admin import counts
 from router.admin.gauges import INDEX_BLOCK_BYTES, Gauges, missing
 from router.admin.histogram import Histogram
 from router.admin.labels import Labels
+from router.admin.reports import Reports
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId
@@ -44,6 +47,11 @@ SLICE = 200
 """Samples rendered at once, at some 10 us each."""
 
 _EOF = b"# EOF\n"
+
+DROPPABLE = ("Load", "Placed", "Learned", "Corrected", "Full", "Bye", "Records", "Refused", "Members")
+"""Messages that are sent for what they are worth (gossip/messages.py)."""
+
+OF_ONE = frozenset(("process_start_time_seconds", "process_max_fds"))
 
 
 class Family(NamedTuple):
@@ -60,6 +68,13 @@ _OF = ("replica", "model")
 CATALOGUE: Mapping[str, Family] = {
     "homing_build": Family(INFO, "The router's version, commit and Python."),
     "homing_config": Family(INFO, "Hash of the effective configuration: equal on routers that are set alike."),
+    "homing_config_last_reload_successful": Family(GAUGE, "Whether the configuration read last could be used."),
+    "homing_config_last_reload_success_timestamp_seconds": Family(GAUGE, "When the one in use was read."),
+    "homing_workers": Family(GAUGE, "Processes that serve clients."),
+    "homing_worker_restarts": Family(COUNTER, "Workers that had ended by themselves and were replaced."),
+    "homing_gossip_dropped": Family(
+        COUNTER, "Messages between the processes that one of them did not take in time.", ("message",)
+    ),
     "homing_requests": Family(
         COUNTER,
         "Requests answered; code client_closed: the client left first.",
@@ -103,7 +118,7 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_replica_state": Family(GAUGE, "1 for the current state.", ("replica", "model", "state")),
     "homing_replica_state_since_timestamp_seconds": Family(GAUGE, "When the current state began.", _OF),
     "homing_replica_transitions": Family(COUNTER, "Changes of state.", ("from", "to", "reason")),
-    "homing_replica_in_flight": Family(GAUGE, "Open leases of this router.", _OF),
+    "homing_replica_in_flight": Family(GAUGE, "Open leases, of all workers.", _OF),
     "homing_replica_waiting": Family(GAUGE, "Requests in the engine's own queue.", _OF),
     "homing_replica_kv_cache_usage_ratio": Family(GAUGE, "Used share of the engine's KV cache.", _OF),
     "homing_replica_load_ratio": Family(GAUGE, "Open leases over the mean of the model's ready replicas.", _OF),
@@ -121,7 +136,7 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_rejected": Family(COUNTER, "Requests that the router itself refused.", ("reason",)),
     "homing_client_disconnects": Family(COUNTER, "Clients that left before their answer was whole.", ("phase",)),
     "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
-    "homing_index_bytes": Family(GAUGE, f"Memory of these, estimated at {INDEX_BLOCK_BYTES} bytes each."),
+    "homing_index_bytes": Family(GAUGE, f"Memory of these, in all workers, at {INDEX_BLOCK_BYTES} bytes each."),
     "homing_index_evictions": Family(
         COUNTER, "Blocks believed gone: evicted by capacity, or disproved by an engine's count.", ("reason",)
     ),
@@ -133,17 +148,29 @@ CATALOGUE: Mapping[str, Family] = {
 """Name -> metric, in the order of exposition."""
 
 
+@dataclass(slots=True)
+class Setup:
+    """How the router is set, and since when: what a reload changes. Times in Unix seconds."""
+
+    policy: str
+    config_hash: str
+    reloaded: bool
+    reloaded_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the rest comes from: what each replica's /metrics lacks, how many requests wait for each model, log lines
-    dropped, and what never changes."""
+    """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
+    take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build."""
 
+    setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
-    queued: Callable[[], Mapping[str | None, int]]
-    dropped: Callable[[], int]
-    policy: str
+    reports: Reports
+    dropped: Callable[[], Mapping[str, int]]
+    workers: Callable[[], int]
+    pids: Callable[[], Sequence[int]]
+    restarts: Callable[[], int]
     build: Mapping[str, str]
-    config_hash: str
 
 
 class _One(Collector):
@@ -162,7 +189,6 @@ class Metrics(Collector):
     def __init__(self, fleet: Fleet, tally: Tally, sources: Sources) -> None:
         self._fleet, self._tally, self._sources = fleet, tally, sources
         self._unix = time() - monotonic()  # Once, so that a state's begin does not move with the wall clock.
-        self._process = ProcessCollector(registry=None)
 
     def render(self, accept: str) -> tuple[Iterator[bytes], str]:
         """The exposition that `accept` prefers, in slices, and its content type."""
@@ -170,7 +196,7 @@ class Metrics(Collector):
         return self._slices(encode, "openmetrics" in content_type), content_type
 
     def _slices(self, encode: Callable[[Collector], bytes], ends: bool) -> Iterator[bytes]:
-        for metric in chain(self.collect(), self._process.collect()):
+        for metric in chain(self.collect(), processes(self._sources.pids())):
             samples = metric.samples
             for start in range(0, max(1, len(samples)), SLICE):
                 metric.samples = samples[start : start + SLICE]
@@ -183,26 +209,32 @@ class Metrics(Collector):
         """prometheus_client's Collector."""
         tally = self._tally
         tally.align()
-        rows = self._own() | counts.of_requests(tally, self._sources.policy) | counts.of_replicas(tally)
+        rows = self._own() | counts.of_requests(tally, self._sources.setup.policy) | counts.of_replicas(tally)
         rows |= self._gauges()
         for name, family in CATALOGUE.items():
             yield _metric(name, family, rows.pop(name))
         assert not rows, rows.keys()
 
     def _own(self) -> dict[str, Iterable[Row]]:
-        sources, tally, index = self._sources, self._tally, self._fleet.residency
+        sources, setup, reports = self._sources, self._sources.setup, self._sources.reports
+        dropped = reports.dropped + Counter(sources.dropped())
         return {
             "homing_build": [((), sources.build)],
-            "homing_config": [((), {"hash": sources.config_hash})],
-            "homing_index_blocks": [((), len(index))],
-            "homing_index_bytes": [((), len(index) * INDEX_BLOCK_BYTES)],
-            "homing_index_evictions": [(("capacity",), index.evictions), (("disproved",), tally.disproved)],
-            "homing_request_log_dropped": [((), sources.dropped())],
+            "homing_config": [((), {"hash": setup.config_hash})],
+            "homing_config_last_reload_successful": [((), float(setup.reloaded))],
+            "homing_config_last_reload_success_timestamp_seconds": [((), setup.reloaded_at)],
+            "homing_workers": [((), sources.workers())],
+            "homing_worker_restarts": [((), sources.restarts())],
+            "homing_gossip_dropped": [((kind,), dropped[kind]) for kind in DROPPABLE],
+            "homing_index_blocks": [((), reports.blocks)],
+            "homing_index_bytes": [((), reports.copies * INDEX_BLOCK_BYTES)],
+            "homing_index_evictions": [(("capacity",), reports.evictions), (("disproved",), self._tally.disproved)],
+            "homing_request_log_dropped": [((), reports.log_dropped)],
         }
 
     def _gauges(self) -> dict[str, Iterable[Row]]:
         labels = self._tally.labels
-        gauges = Gauges(self._fleet, self._sources.queued(), monotonic(), self._unix)
+        gauges = Gauges(self._fleet, self._sources.reports.queued(), monotonic(), self._unix)
         known = {replica.id for replica in self._fleet.replicas}
         return {
             "homing_requests_in_flight": _summed(gauges.in_flight(), labels),
@@ -216,6 +248,19 @@ class Metrics(Collector):
             "homing_replica_view_age_seconds": gauges.view_age(),
             "homing_engine_metric_missing": missing(self._sources.missing, known),
         }
+
+
+def processes(pids: Sequence[int]) -> Iterator[Metric]:
+    """The router's processes as one: prometheus_client's metrics of a process, added up. When the first one began and
+    how many files one may open are the first one's."""
+    each = [list(ProcessCollector(pid=partial(int, pid), registry=None).collect()) for pid in pids]
+    for metric in each[0]:
+        if metric.name not in OF_ONE:
+            others = [other for rest in each[1:] for other in rest if other.name == metric.name]
+            for position, sample in enumerate(metric.samples):
+                total = sample.value + sum(other.samples[position].value for other in others)
+                metric.samples[position] = sample._replace(value=total)
+        yield metric
 
 
 def _headless(text: bytes) -> bytes:

@@ -5,10 +5,11 @@
 | policy | the policy's name |
 | models | model -> `ready` and `replicas` that serve it, `queued` requests that wait for it |
 | residency | `blocks` believed resident over all replicas, `evictions` by capacity since the start |
+| workers | processes that serve |
 | replicas | a list, in the order of the configuration: |
 | .id, .state, .reason, .since_seconds | who it is, how it is, why, and for how long |
 | .models, .model | names it serves; the one that its engine runs, adapters left out (null: it has not told) |
-| .requests, .without_first_token | our open leases; those of them that have no first token |
+| .requests, .without_first_token | open leases of all workers; those of them that have no first token |
 | .backlog_tokens, .context_tokens | uncached prompt tokens of the latter; prompt tokens of all of them |
 | .kv_tokens | size of its KV cache |
 | .resident_blocks | blocks believed resident |
@@ -21,28 +22,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.admin.gauges import base_model
+from router.admin.reports import Reports
 from router.core.fleet import Fleet
 from router.core.member import Replica
 from router.core.types import EngineSample, State
 
 
-def fleet_report(fleet: Fleet, policy: str, queued: Mapping[str | None, int], now: float) -> dict[str, Any]:
+def fleet_report(fleet: Fleet, policy: str, workers: int, reports: Reports, now: float) -> dict[str, Any]:
     """The whole answer; `now` is monotonic seconds."""
+    queued = reports.queued()
     return {
         "policy": policy,
+        "workers": workers,
         "models": {model: _model(fleet, model, queued) for model in fleet.models},
-        "residency": {"blocks": len(fleet.residency), "evictions": fleet.residency.evictions},
-        "replicas": [_replica(fleet, replica, now) for replica in fleet.replicas],
+        "residency": {"blocks": reports.blocks, "evictions": reports.evictions},
+        "replicas": [_replica(replica, reports, now) for replica in fleet.replicas],
     }
 
 
-def _model(fleet: Fleet, model: str, queued: Mapping[str | None, int]) -> dict[str, int]:
+def _model(fleet: Fleet, model: str, queued: Mapping[str, int]) -> dict[str, int]:
     serving = [replica for replica in fleet.replicas if model in replica.models]
     ready = sum(replica.state is State.READY for replica in serving)
     return {"ready": ready, "replicas": len(serving), "queued": queued.get(model, 0)}
 
 
-def _replica(fleet: Fleet, replica: Replica, now: float) -> dict[str, Any]:
+def _replica(replica: Replica, reports: Reports, now: float) -> dict[str, Any]:
+    whole = replica.whole
     return {
         "id": replica.id,
         "state": replica.state_now(now),
@@ -50,12 +55,12 @@ def _replica(fleet: Fleet, replica: Replica, now: float) -> dict[str, Any]:
         "since_seconds": round(now - replica.since, 3),
         "models": sorted(replica.models),
         "model": base_model(replica) or None,
-        "requests": replica.requests,
-        "without_first_token": replica.unstarted,
-        "backlog_tokens": replica.backlog_tokens,
-        "context_tokens": replica.context_tokens,
+        "requests": whole.requests,
+        "without_first_token": whole.unstarted,
+        "backlog_tokens": whole.backlog,
+        "context_tokens": whole.context,
         "kv_tokens": replica.kv_tokens,
-        "resident_blocks": fleet.residency.held(replica.id),
+        "resident_blocks": reports.held(replica.id),
         "prefill_tokens_per_second": round(1 / replica.lin, 1) if replica.lin else None,
         "step_seconds": replica.step,
         "engine": None if replica.sample is None else _engine(replica.sample, now),

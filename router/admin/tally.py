@@ -1,7 +1,7 @@
 """What is counted of finished requests, probes and changes of state. Pure: a scrape renders it (metrics.py).
 
-`record` is on the request's path, so it finds its row by one look-up and then only adds. Labels are settled when a row
-is made: a model is a known one of the fleet or `other`, and each label has a bounded number of values.
+`record` takes every request of all workers, so it finds its row by one look-up and then only adds. Labels are settled
+when a row is made: a model is a known one of the fleet or `other`, and each label has a bounded number of values.
 
 Four counters make the locality ledger (UX 5.3), over the requests whose prompt an engine has prefilled (a first token
 came): prompt tokens, reachable, predicted, reported. Many engines and most streams do not say what was cached; what

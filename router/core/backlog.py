@@ -8,8 +8,10 @@ What changes with time is estimated, beside the counters:
 
 - An answer that does not stream shows no first token, so its prefill is taken to drain at the replica's learned rate
   ("silent" leases below). While first tokens are seen the clock drains nothing (POLICY section 1: tried, TTFT x1.11).
-- Engine gauges are compared with our own counts at the moment of the sample and only the surplus, which is somebody
-  else's load, is added. It is forgotten after three periods.
+- Engine gauges are compared with the counts of all routers at the moment of the sample and only the surplus, which is
+  somebody else's load, is added. It is forgotten after three periods.
+
+What other routers have on a replica (peers.py) stands beside the counters as one sum, and is read with them.
 """
 
 import math
@@ -28,6 +30,9 @@ DEFAULT_KV = 3.9e-8
 
 LEARN_MIN_TOKENS = 512
 """Below this a decode step and the network drown the prefill that `lin` is learned from."""
+
+ENOUGH = 10
+"""Own samples that a learned quantity needs before it owes nothing to its start value."""
 
 SAMPLE_PERIODS = 3
 """An engine sample older than this many of its periods is ignored: two were missed, the third is late."""
@@ -71,6 +76,22 @@ class Mean:
         self.seen += 1
         self.value += max(0.1, 1 / self.seen) * (sample - self.value)
 
+    def adopt(self, value: float, seen: int) -> None:
+        """Take over another router's mean while it rests on more than ours, and ours on too little."""
+        if self.seen < min(ENOUGH, seen):
+            self.value, self.seen = value, seen
+
+
+class LearnedNews(NamedTuple):
+    """Another router's `Learned`: each mean with the samples seen, and the prompt tokens and bytes that it counted."""
+
+    output: tuple[float, int]
+    prompt: tuple[float, int]
+    uncached: tuple[float, int]
+    tau: tuple[float, int]
+    tokens: float
+    size: float
+
 
 class Learned:
     """What is learned of one model, over all replicas. Sizes in tokens, times in seconds."""
@@ -93,6 +114,54 @@ class Learned:
         """The engine counted `tokens` in a prompt of `size` bytes."""
         self._tokens = 0.95 * self._tokens + tokens
         self._bytes = 0.95 * self._bytes + size
+
+    def told(self) -> LearnedNews:
+        """All of it, for other routers."""
+        means = [(mean.value, mean.seen) for mean in (self.output, self.prompt, self.uncached, self.tau)]
+        return LearnedNews(means[0], means[1], means[2], means[3], self._tokens, self._bytes)
+
+    def adopt(self, news: LearnedNews) -> None:
+        """Take over from another router what is hardly known here."""
+        if self.prompt.seen < min(ENOUGH, news.prompt[1]) and news.tokens > 0 and news.size > 0:
+            self._tokens, self._bytes = news.tokens, news.size
+        self.output.adopt(*news.output)
+        self.prompt.adopt(*news.prompt)
+        self.uncached.adopt(*news.uncached)
+        self.tau.adopt(*news.tau)
+
+
+class Totals(NamedTuple):
+    """One router's own load on one replica, or the sum of several routers'.
+
+    The counters as they are, what the clock has drained of silent answers (requests and tokens), the uncached tokens
+    sent of late, decayed to the moment of the news, and for how many seconds the replica had given no sign of life.
+    """
+
+    requests: int = 0
+    unstarted: int = 0
+    backlog: int = 0
+    context: int = 0
+    drained_requests: int = 0
+    drained_tokens: float = 0.0
+    recent: float = 0.0
+    quiet: float = 0.0
+
+
+class Assumed(NamedTuple):
+    """What other routers are taken to have added to a replica since they were last heard: requests and tokens."""
+
+    requests: float = 0.0
+    uncached: float = 0.0
+    tokens: float = 0.0
+
+
+class Whole(NamedTuple):
+    """Open leases of all routers on one replica, those of them without a first token, and their tokens."""
+
+    requests: int
+    unstarted: int
+    backlog: int
+    context: int
 
 
 class External(NamedTuple):
@@ -135,6 +204,9 @@ class Load:
         self.requests = self.unstarted = self.dispatches = 0
         self.backlog_tokens = self.context_tokens = 0
         self._recent = self._recent_at = 0.0
+        self.tau = 5.0  # The one that recent prefill was last decayed with.
+        self.others: Totals | None = None
+        self.others_at = 0.0
         self._draining: OrderedDict[Silent, None] = OrderedDict()
         self._drained_requests = self._drained_tokens = 0
         self.sample: EngineSample | None = None
@@ -152,6 +224,7 @@ class Load:
         self.backlog_tokens += uncached
         self._recent = self._recent * math.exp((self._recent_at - now) / tau) + uncached
         self._recent_at = now
+        self.tau = tau
 
     def start(self, uncached: int, silent: Silent | None) -> None:
         """Its first token came, or it ended without one."""
@@ -179,12 +252,20 @@ class Load:
     # What a policy reads.
 
     def read(
-        self, now: float, tau: float, lin: float, step: float, depth: int, uncached: float, cold: float
+        self,
+        now: float,
+        tau: float,
+        lin: float,
+        step: float,
+        depth: int,
+        uncached: float,
+        cold: float,
+        assumed: Assumed | None = None,
     ) -> Reading:
         """What a policy may know of this replica at `now`. `lin` and `step` stand in for rates not known yet; the
-        ask's own standing there (`depth`, `uncached`, `cold`) is passed on."""
-        queued, backlog = self.unstarted, float(self.backlog_tokens)
-        running, context = float(self.requests), float(self.context_tokens)
+        ask's own standing there (`depth`, `uncached`, `cold`) is passed on. `assumed` is of other routers."""
+        requests, queued, backlog = self.requests, self.unstarted, float(self.backlog_tokens)
+        running, context = float(requests), float(self.context_tokens)
         if self._draining or self._drained_requests:
             backlog -= self._drain(now) + self._drained_tokens
             queued -= self._drained_requests
@@ -197,24 +278,69 @@ class Load:
             running += external.running
             context += external.context
         recent = self._recent and self._recent * math.exp((self._recent_at - now) / tau)
+        others = self.others
+        if others is not None:
+            requests += others.requests
+            queued += others.unstarted - others.drained_requests
+            backlog += others.backlog - others.drained_tokens
+            running += others.requests
+            context += others.context
+            recent += others.recent and others.recent * math.exp((self.others_at - now) / tau)
+        if assumed is not None:
+            backlog += assumed.uncached
+            running += assumed.requests
+            context += assumed.tokens
+            recent += assumed.uncached
         return Reading(
-            self.id, self.requests, queued, backlog, running, context, recent, usage,
+            self.id, requests, queued, backlog, running, context, recent, usage,
             self.lin or lin, self.known_step or step, depth, uncached, cold,
         )  # fmt: skip
 
     def backlog(self, now: float) -> float:
         """Uncached tokens dispatched that have not reached their first output token, ours and others'."""
         backlog = self.backlog_tokens - self._drain(now) - self._drained_tokens
+        if self.others is not None:
+            backlog += self.others.backlog - self.others.drained_tokens
         sample = self.sample
         fresh = sample is not None and now - sample.at <= self._sample_life
         return backlog + self._external.backlog if fresh else backlog
 
+    @property
+    def whole(self) -> Whole:
+        """Our own open leases and other routers'."""
+        others = self.others or Totals()
+        return Whole(
+            self.requests + others.requests,
+            self.unstarted + others.unstarted,
+            self.backlog_tokens + others.backlog,
+            self.context_tokens + others.context,
+        )
+
+    @property
+    def alone(self) -> bool:
+        """Whether one request is all that the routers have there."""
+        return self.requests == 1 and (self.others is None or not self.others.requests)
+
+    def totals(self, now: float, quiet: float) -> Totals:
+        """Our own load, for other routers."""
+        left = self._drain(now)
+        return Totals(
+            self.requests,
+            self.unstarted,
+            self.backlog_tokens,
+            self.context_tokens,
+            self._drained_requests,
+            self._drained_tokens + left,
+            self._recent * math.exp((self._recent_at - now) / self.tau),
+            quiet,
+        )
+
     # What the engine says.
 
     def sampled(self, sample: EngineSample, learned: Learned) -> None:
-        """Take an engine's gauges; what they show beyond our own leases of that moment is external load.
+        """Take an engine's gauges; what they show beyond the routers' leases of that moment is external load.
 
-        Waiting beyond our leases without a first token counts as that many prompts to prefill, the rest beyond our
+        Waiting beyond the leases without a first token counts as that many prompts to prefill, the rest beyond the
         leases as running, each of learned mean size. The rest is taken from the total, because a silent request may
         be running in the engine while it is still without a first token here.
         """
@@ -240,6 +366,18 @@ class Load:
             self.step = seconds if self.known_step is None else follow(self.step, seconds, self._step_seen)
             self.known_step = self.step
             self._step_seen += 1
+
+    def rates(self) -> tuple[float | None, int, float | None, int]:
+        """What is known here: `lin` and its samples, `step` and its samples."""
+        return self.lin, self._lin_seen, self.known_step, self._step_seen
+
+    def adopt(self, lin: float | None, lin_seen: int, step: float | None, step_seen: int) -> None:
+        """Take over from another router what is hardly known here."""
+        if lin is not None and self._lin_seen < min(ENOUGH, lin_seen):
+            self.lin, self._lin_seen = lin, lin_seen
+        if step is not None and self._step_seen < min(ENOUGH, step_seen):
+            self.step = self.known_step = step
+            self._step_seen = step_seen
 
     def _drain(self, now: float) -> float:
         """Move what the clock has drained to the drained sums; returns what the oldest one left has drained so far."""

@@ -10,23 +10,25 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.core.backlog import Learned, mean_lin, mean_step
+from router.core.backlog import Assumed, Learned, mean_lin
 from router.core.blocks import BLOCK_BYTES
 from router.core.ejection import EjectionSettings
 from router.core.explain import Explained, Explanation
+from router.core.group import Group
 from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
+from router.core.peers import ModelNews, Peers
 from router.core.policy import most_common
-from router.core.recent import Key, Recent
+from router.core.recent import Key
 from router.core.residency import Residency
 from router.core.ring import Ring
 from router.core.types import (
     NO_CUTS,
     Ask,
-    Candidate,
     Cuts,
     EngineSample,
     Limit,
+    News,
     Policy,
     Reason,
     Refusal,
@@ -37,6 +39,7 @@ from router.core.types import (
     State,
     Wait,
 )
+from router.core.view import FleetView, answer
 
 RETRY_AFTER_DOWN = 1.0
 """Seconds a client is told to wait when nobody is ready: one probe's interval."""
@@ -44,6 +47,12 @@ RETRY_AFTER_DOWN = 1.0
 NOBODY_READY = Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
 
 NOBODY: frozenset[ReplicaId] = frozenset()
+
+NOTHING: Mapping[ReplicaId, Assumed] = {}
+
+TOUCH = 1.0
+"""Seconds after which other routers are told again that a chain is in use: what nobody uses for so long is what
+engines evict first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,76 +66,15 @@ class FleetSettings:
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
 
 
-class _Group:
-    """One model: the replicas that serve it, their ring, the window of its requests, what was learned of it."""
-
-    __slots__ = ("learned", "members", "ready", "recent", "ring")
-
-    def __init__(self) -> None:
-        self.members: list[Replica] = []
-        self.ready: list[Replica] = []
-        self.ring = Ring(())
-        self.recent = Recent()
-        self.learned = Learned()
-
-    def count(self) -> None:
-        """Note which members are ready, after a change."""
-        self.ready = [member for member in self.members if member.state is State.READY]
-
-
-class _View:
-    """types.View for one ask. Replicas are read at once, the ring only when a policy asks for an order."""
-
-    __slots__ = ("_ask", "_group", "_per_block", "cold", "kv", "lin", "output", "ready", "replicas", "tau", "tokens")
-
-    def __init__(
-        self, ask: Ask, group: _Group, eligible: Sequence[Replica], depths: dict[ReplicaId, int], block: int, now: float
-    ) -> None:
-        learned, chain = group.learned, ask.chain
-        self._ask, self._group = ask, group
-        self.ready = len(group.ready)
-        self.output, self.tau = learned.output.value, learned.tau.value
-        tokens = self.tokens = float(ask.size * learned.tokens_per_byte if ask.tokens is None else ask.tokens)
-        per_block = self._per_block = tokens * block / ask.size if ask.size else 0.0
-        coldness = group.recent.coldness(chain, self.ready)
-        cold = coldness.before(len(chain))
-        tail = tokens - len(chain) * per_block
-        self.cold = cold * per_block + tail
-        self.kv = sum([member.kv for member in eligible]) / len(eligible)
-        lin = self.lin = mean_lin([member.lin for member in eligible])
-        step = mean_step([member.known_step for member in eligible])
-        self.replicas = []
-        for member in eligible:
-            depth = depths.get(member.id, 0)
-            uncached = max(1.0, tokens - depth * per_block)
-            left = (cold - coldness.before(depth)) * per_block + tail if depth else self.cold
-            self.replicas.append(member.read(now, self.tau, lin, step, depth, uncached, left))
-
-    def cached(self, depth: int) -> int:
-        """Prompt tokens in the first `depth` blocks."""
-        return int(depth * self._per_block)
-
-    def order(self) -> Sequence[ReplicaId]:
-        return self._group.ring.order(self._group.recent.key(self._ask.chain, self._ask.tail).hash)
-
-    def order_at(self, depth: int) -> Sequence[ReplicaId]:
-        chain = self._ask.chain
-        return self._group.ring.order(chain[depth - 1] if len(chain) >= depth else self._ask.tail)
-
-
-def _answer(view: _View, picked: Candidate | Wait, cuts: Cuts, reason: Reason | None) -> Route | Wait:
-    """A policy's pick as the fleet's answer, with what the fleet itself had cut; `reason` overrules the policy's."""
-    cuts = {**cuts, **picked.cuts} if cuts else picked.cuts
-    if isinstance(picked, Wait):
-        return picked._replace(cuts=cuts)
-    depth = reachable = 0
-    for reading in view.replicas:
-        reachable = max(reachable, reading.depth)
-        if reading.id == picked.replica:
-            depth = reading.depth
-    return Route(
-        picked.replica, reason or picked.reason, round(view.tokens), view.cached(depth), view.cached(reachable), cuts
-    )
+def _tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
+    """Tell other routers of a placement, if it changes what they believe."""
+    placement = lease.placement
+    last = placement.last
+    if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
+        return
+    last.told_at = now
+    parent = ask.chain[placement.depth - 1] if placement.depth else None
+    news.placed(lease.replica, parent, ask.chain[placement.depth : placement.blocks])
 
 
 class Fleet:
@@ -136,9 +84,10 @@ class Fleet:
         self._policy = policy
         self._settings = settings or FleetSettings()
         self._replicas: dict[ReplicaId, Replica] = {}
-        self._groups: dict[str, _Group] = {}
-        self._everyone = _Group()
+        self._groups: dict[str, Group] = {}
+        self._everyone = Group()
         self.residency = Residency()
+        self.peers = Peers(self._replicas, self._groups)
 
     # Members.
 
@@ -169,6 +118,24 @@ class Fleet:
             self.residency.join(replica)
         self._everyone.members = list(self._replicas.values())
         self._everyone.ring = Ring(self._replicas)
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Take a replica out for good. Its open leases end as they would have; nothing here knows them any more.
+
+        Raises KeyError for an id that is no member.
+        """
+        member = self._replicas.pop(replica)
+        member.state = State.GONE
+        self.residency.leave(replica)
+        self.peers.left(replica)
+        self._everyone.members = list(self._replicas.values())
+        self._everyone.ring = Ring(self._replicas)
+        self._everyone.count()
+        self._regroup(member.models)
+
+    def adjust(self, policy: Policy | None, settings: FleetSettings) -> None:
+        """Route by other settings from now on, and by another policy unless that is None. A block is for life."""
+        self._policy, self._settings = policy or self._policy, settings
 
     def replica(self, replica: ReplicaId) -> Replica:
         """One member. Raises KeyError for an id that is none."""
@@ -210,6 +177,14 @@ class Fleet:
         told = conduct.told(now)
         return self._turn(member, State.EJECTED, f"{told}, for {conduct.eject(settings, now):g} s", now)
 
+    def told_ejected(self, replica: ReplicaId, reason: str, until: float, now: float) -> Transition | None:
+        """Another router has ejected a replica; the transition when that does so here, which is bounded as ever."""
+        member = self._replicas.get(replica)
+        if member is None or not member.alive or self._needed(member):
+            return None
+        member.conduct.until, member.conduct.on_trial = until, False
+        return None if member.state is State.EJECTED else self._turn(member, State.EJECTED, reason, now)
+
     def readmit(self, now: float) -> list[Transition]:
         """Take back who was ejected and has served its time, on trial, and at once who is needed since others went."""
         transitions = []
@@ -236,8 +211,12 @@ class Fleet:
         member = self._replicas[replica]
         changed = member.models.keys() ^ models.keys()
         member.models = models
-        for model in changed:
-            group = self._groups.setdefault(model, _Group())
+        self._regroup(changed)
+
+    def _regroup(self, models: Iterable[str]) -> None:
+        """Find anew who serves these models. A model that nobody serves is forgotten."""
+        for model in models:
+            group = self._groups.setdefault(model, Group())
             group.members = [other for other in self._replicas.values() if model in other.models]
             group.ring = Ring(other.id for other in group.members)
             group.count()
@@ -261,8 +240,7 @@ class Fleet:
     def sampled(self, replica: ReplicaId, sample: EngineSample) -> None:
         """Take an engine's gauges."""
         member = self._replicas[replica]
-        group = next((self._groups[model] for model in sorted(member.models)), self._everyone)
-        member.sampled(sample, group.learned)
+        member.sampled(sample, self._first(member).learned)
 
     def sign_of_life(self, replica: ReplicaId, now: float) -> None:
         """A byte of an answer, or an answered probe."""
@@ -271,6 +249,14 @@ class Fleet:
     def full(self, replica: ReplicaId, until: float) -> None:
         """The replica refused: nothing new before `until`. It is no failure."""
         self._replicas[replica].full_until = until
+        if self.residency.news is not None:
+            self.residency.news.full(replica, until)
+
+    def told_full(self, replica: ReplicaId, until: float) -> None:
+        """Another router was refused. Nothing happens for a replica that is no member."""
+        member = self._replicas.get(replica)
+        if member is not None:
+            member.full_until = until
 
     # Asks.
 
@@ -283,7 +269,7 @@ class Fleet:
         if not eligible:
             return Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
         view = self._view(ask, group, eligible, now)
-        return _answer(view, self._policy.pick(ask, view, now, rng), cuts, Reason.RETRY if tried else None)
+        return answer(view, self._policy.pick(ask, view, now, rng), cuts, Reason.RETRY if tried else None)
 
     def explain(self, ask: Ask, now: float, rng: Rng) -> Explanation:
         """What `route` would answer now, and why. Nothing changes: not even a round robin's turn."""
@@ -296,7 +282,7 @@ class Fleet:
         policy = copy.copy(self._policy)
         decision: Route | Wait | Refusal = Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
         if view is not None:
-            decision = _answer(view, policy.pick(ask, view, now, rng), cuts, None)
+            decision = answer(view, policy.pick(ask, view, now, rng), cuts, None)
         cuts = NO_CUTS if isinstance(decision, Refusal) else decision.cuts
         readings = {reading.id: reading for reading in view.replicas} if view else {}
         candidates = []
@@ -309,8 +295,9 @@ class Fleet:
         tokens = round(view.tokens) if view else 0
         return Explanation(ask, tokens, key, group.ring.order(key.hash), candidates, decision)
 
-    def _view(self, ask: Ask, group: _Group, eligible: Sequence[Replica], now: float) -> _View:
-        return _View(ask, group, eligible, self._depths(ask, group), self._settings.block, now)
+    def _view(self, ask: Ask, group: Group, eligible: Sequence[Replica], now: float) -> FleetView:
+        assumed = self.peers.assumed() if self.peers else NOTHING
+        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now)
 
     def lease(self, route: Route, ask: Ask, now: float) -> Lease:
         """Take a route: charge its replica and place the chain there. The caller owns the lease and must end it."""
@@ -319,15 +306,21 @@ class Fleet:
         guess = replica.lin or mean_lin([member.lin for member in group.members])
         lease = Lease(replica, route, ask, group.learned, self.residency, self._settings.block, guess)
         lease.charge(self._capacity(replica, route, ask, group.learned), now)
+        news = self.residency.news
+        if news is not None:
+            news.leased()
+            if self.peers:
+                self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
+                _tell(news, lease, ask, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
 
-    def _group(self, model: str | None) -> _Group | None:
+    def _group(self, model: str | None) -> Group | None:
         return self._everyone if model is None else self._groups.get(model)
 
     def _eligible(
-        self, group: _Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
+        self, group: Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
     ) -> tuple[list[Replica], Cuts]:
         """The replicas that may get the ask, and what cut each of the other ready ones."""
         eligible: list[Replica] = []
@@ -343,7 +336,7 @@ class Fleet:
                 cuts[member.id] = cut
         return eligible, cuts
 
-    def _depths(self, ask: Ask, group: _Group) -> dict[ReplicaId, int]:
+    def _depths(self, ask: Ask, group: Group) -> dict[ReplicaId, int]:
         """Blocks of the chain that each holder has, an answer remembered there counted in."""
         depths = self.residency.depths(ask.chain)
         if ask.answers:
@@ -353,10 +346,38 @@ class Fleet:
                 depths[replica] = max(depth, min(len(ask.chain), end // block))
         return depths
 
+    def learned(self) -> list[ModelNews]:
+        """What was learned of each model, for other routers."""
+        return [
+            ModelNews(model, len(group.recent), sorted(group.recent.hot), group.learned.told())
+            for model, group in self._groups.items()
+        ]
+
+    def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
+        """Another router placed a chain (types.News). Nothing happens for a replica that is no member."""
+        member = self._replicas.get(replica)
+        if member is None:
+            return
+        learned = self._first(member).learned
+        per_block = max(1.0, self._settings.block * learned.tokens_per_byte)
+        self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block))
+
+    def corrected(self, replica: ReplicaId, block: int) -> None:
+        """Another router heard that an engine no longer had a block (types.News)."""
+        if replica in self._replicas:
+            self.residency.lost(replica, block)
+
+    def _first(self, member: Replica) -> Group:
+        """The group of a replica's first model: one engine, one kind of prompts."""
+        return next((self._groups[model] for model in sorted(member.models)), self._everyone)
+
+    def _bound(self, member: Replica, learned: Learned, per_block: float) -> int:
+        """A replica's KV cache less the outputs in flight, in blocks of `per_block` tokens."""
+        tokens = member.kv_tokens - member.whole.requests * learned.output.value
+        return int(min(max(0.0, tokens / per_block), self._settings.index_blocks / len(self._replicas)))
+
     def _capacity(self, replica: Replica, route: Route, ask: Ask, learned: Learned) -> int:
         """The replica's KV cache less the outputs in flight, in blocks of this prompt's density."""
         if not ask.size:
             return 0
-        tokens = replica.kv_tokens - replica.requests * learned.output.value
-        per_block = max(1.0, route.tokens * self._settings.block / ask.size)
-        return int(min(max(0.0, tokens / per_block), self._settings.index_blocks / len(self._replicas)))
+        return self._bound(replica, learned, max(1.0, route.tokens * self._settings.block / ask.size))

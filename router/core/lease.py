@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from router.core.backlog import Learned, Silent
 from router.core.member import Replica
-from router.core.residency import Residency
+from router.core.residency import Placement, Residency
 from router.core.types import Ask, Outcome, Route, Usage
 
 MIN_STEP_TOKENS = 8
@@ -73,6 +73,11 @@ class Lease:
         """Whether the first token has come."""
         return self._started_at is not None
 
+    @property
+    def placement(self) -> Placement:
+        """What it has pinned."""
+        return self._placement
+
     def charge(self, capacity: int, now: float) -> None:
         """Take the three quantities and pin the chain; `capacity` is the replica's KV cache in router blocks."""
         replica, route = self._replica, self._route
@@ -95,7 +100,7 @@ class Lease:
         self._replica.start(self._uncached, self._silent)
         self._replica.conduct.on_trial = False
         self._residency.confirm(self._placement)
-        self._alone = self._replica.requests == 1
+        self._alone = self._replica.alone
         if self._ask.streams and self._ask.size:
             self._replica.learn_lin(now - self._at, self._load, self._guess)
 
@@ -128,7 +133,7 @@ class Lease:
             learned.output.add(max(1, output))
             if self._placement.blocks == len(ask.chain) > 0:
                 self._residency.answered(self.replica, ask.chain[-1], ask.size, output)
-            quiet = self._alone and self._replica.dispatches == self._serial
+            quiet = self._alone and self._replica.dispatches == self._serial and self._replica.others_at <= started_at
             if quiet and ask.streams and output >= MIN_STEP_TOKENS:
                 seconds = (now - started_at) / (output - 1)
                 self._replica.learn_step(seconds - self._replica.kv * self._route.tokens)
@@ -146,4 +151,9 @@ class Lease:
         depth = int(share * self._ask.size / self._block)
         if believed - depth <= max(1, DISPROOF * believed):
             return 0
-        return self._residency.disproved(self._placement, depth)
+        dropped = self._residency.disproved(self._placement, depth)
+        news, chain = self._residency.news, self._ask.chain
+        if dropped and news is not None:  # The chain that told stays: the engine has just computed it.
+            news.corrected(self.replica, chain[depth])
+            news.placed(self.replica, chain[depth - 1] if depth else None, chain[depth : self._placement.blocks])
+        return dropped

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.core.backlog import Load
+from router.core.backlog import DEFAULT_KV, Load
 from router.core.ejection import Conduct
 from router.core.types import Limit, ReplicaId, State
 
@@ -64,15 +64,28 @@ class Replica(Load):
         """Whether its failures keep it from its share of the requests."""
         return self.state is State.EJECTED or self.conduct.on_trial
 
+    def respec(self, spec: ReplicaSpec) -> None:
+        """Take what the configuration says now. A rate that it did not change stays as it was learned."""
+        old, self.spec = self.spec, spec
+        if spec.prefill_tokens_per_second and spec.prefill_tokens_per_second != old.prefill_tokens_per_second:
+            self.lin = 1 / spec.prefill_tokens_per_second
+        if spec.step_seconds and spec.step_seconds != old.step_seconds:
+            self.step = self.known_step = spec.step_seconds
+        if spec.kv_seconds_per_token != old.kv_seconds_per_token:
+            self.kv = spec.kv_seconds_per_token or DEFAULT_KV
+        if spec.kv_tokens != old.kv_tokens:  # Until the engine tells again, which it does with every probe.
+            self.kv_tokens = spec.kv_tokens or DEFAULT_KV_TOKENS
+
     def cut(self, max_concurrency: int | None, stall: float, now: float) -> Limit | None:
         """What keeps a ready replica from new requests for the moment, whatever the policy."""
         most = self.spec.max_concurrency or max_concurrency
         if now < self.full_until:
             return Limit.FULL
-        if self.requests and now - self.last_sign > stall:
+        requests = self.requests if self.others is None else self.requests + self.others.requests
+        if requests and now - self.last_sign > stall:
             return Limit.STALL
         if self.requests and self.conduct.on_trial:
             return Limit.TRIAL
-        if most is not None and self.requests >= most:
+        if most is not None and requests >= most:
             return Limit.MAX_CONCURRENCY
         return None

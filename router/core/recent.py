@@ -73,6 +73,7 @@ class Recent:
         self._young_requests = self._old_requests = 0
         self._young_since = float("-inf")
         self._hot: set[int] = set()
+        self._others_hot: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         """Requests in the window."""
@@ -109,14 +110,27 @@ class Recent:
         return self._count(block) / max(FLOOR, len(self))
 
     def key(self, chain: Sequence[int], tail: int) -> Key:
-        """The adaptive key of a prompt. A block turns hot above the threshold and cold again below half of it."""
+        """The adaptive key of a prompt. A block turns hot above the threshold and cold again below half of it.
+
+        What is hot for any router is no key for all of them, so that they agree on homes.
+        """
+        hot, others = self._hot, self._others_hot
         depth = 1
         while depth <= len(chain):
             block = chain[depth - 1]
-            if block not in self._hot:
+            if block not in hot and block not in others:
                 return Key(block, depth)
             depth *= 2
         return Key(tail, 0)
+
+    @property
+    def hot(self) -> frozenset[int]:
+        """The blocks that are no key by this window's own count; only depths 1, 2, 4, 8, ... are looked at."""
+        return frozenset(self._hot)
+
+    def others(self, hot: frozenset[int]) -> None:
+        """What is hot by the windows of other routers."""
+        self._others_hot = hot
 
     def coldness(self, chain: Sequence[int], replicas: int) -> Coldness:
         """max(0, 1 - N * share) of every block of the chain: what is demanded enough to fill a fair share is free."""

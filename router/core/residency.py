@@ -8,16 +8,19 @@ resident on a replica is prefix-closed: the holders of block i + 1 are among tho
 Placement is believed at dispatch, before any answer ("speculative"): a cold burst lands on one home. Until a first
 token confirms it, a failed placement takes its own new blocks back out.
 
+What other routers place is learned as if it had been placed, confirmed and released here (`learn`, `lost`).
+
 It is a belief (invariant 6). `disproved` corrects it from the engine's own count: since engines evict the least
 recently used first, a missing block tells that everything released before it is gone as well. The chain of the
 request that told stays: it has just been computed there.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from router.core.segments import Segment, Segments
-from router.core.types import ReplicaId
+from router.core.types import News, ReplicaId
 
 _PINNED = -1
 """Age of a segment that was pinned when it was placed again: it says nothing of when it was last used."""
@@ -26,13 +29,14 @@ _PINNED = -1
 class _Run(Segment):
     """Blocks on one replica: how many placements pin them, when they were last released, whether they are confirmed."""
 
-    __slots__ = ("fresh", "pins", "released")
+    __slots__ = ("fresh", "pins", "released", "told_at")
 
     def __init__(self, start: int, hashes: list[int], parent: "_Run | None") -> None:
         super().__init__(start, hashes, parent)
         self.pins = 0
         self.released = _PINNED
         self.fresh = True
+        self.told_at = -math.inf  # When other routers were last told that it is in use.
 
     def head(self, hashes: list[int]) -> "_Run":
         head = _Run(self.start, hashes, self.parent)
@@ -41,16 +45,16 @@ class _Run(Segment):
 
 
 class Placement:
-    """One lease's pins on one replica.
+    """One lease's pins on one replica's shelf.
 
     `blocks` is how much of the chain was placed, `depth` how much of it was resident before, and `ages` when each
     segment of that, deepest first, had been released: (start, release).
     """
 
-    __slots__ = ("ages", "blocks", "depth", "last", "replica")
+    __slots__ = ("ages", "blocks", "depth", "last", "shelf")
 
-    def __init__(self, replica: ReplicaId, blocks: int, depth: int, last: _Run | None, ages: list[tuple[int, int]]):
-        self.replica = replica
+    def __init__(self, shelf: "_Shelf", blocks: int, depth: int, last: _Run | None, ages: list[tuple[int, int]]):
+        self.shelf = shelf
         self.blocks = blocks
         self.depth = depth
         self.last = last
@@ -58,12 +62,17 @@ class Placement:
 
 
 class _Shelf:
-    """One replica's runs: `free` are those that nobody pins, oldest first; `pinned` counts the others' blocks."""
+    """One replica's runs: `free` are those that nobody pins, oldest first; `pinned` counts the others' blocks.
 
-    __slots__ = ("answers", "bit", "clock", "free", "pinned", "runs")
+    `gone` is the shelf of a replica that has left, which the last of its leases may still come back to.
+    """
 
-    def __init__(self, bit: int) -> None:
+    __slots__ = ("answers", "bit", "clock", "free", "gone", "pinned", "replica", "runs")
+
+    def __init__(self, replica: ReplicaId, bit: int) -> None:
+        self.replica = replica
         self.bit = bit
+        self.gone = False
         self.clock = 0
         self.pinned = 0
         self.runs = Segments(_Run)
@@ -79,6 +88,7 @@ class Residency:
         self._shelves: dict[ReplicaId, _Shelf] = {}
         self._by_bit: dict[int, ReplicaId] = {}
         self.evictions = 0
+        self.news: News | None = None
 
     def __len__(self) -> int:
         """Blocks held over all replicas: what `limits.index_blocks` bounds."""
@@ -87,9 +97,19 @@ class Residency:
     def join(self, replica: ReplicaId) -> None:
         """Make room for a replica; nothing happens to one that is known."""
         if replica not in self._shelves:
-            bit = 1 << len(self._shelves)
-            self._shelves[replica] = _Shelf(bit)
+            bit = 1
+            while bit in self._by_bit:  # The lowest that nobody has, so that masks stay as small as the fleet.
+                bit <<= 1
+            self._shelves[replica] = _Shelf(replica, bit)
             self._by_bit[bit] = replica
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Forget a replica for good. Placements that are open there end in silence."""
+        shelf = self._shelves.pop(replica)
+        del self._by_bit[shelf.bit]
+        for block in shelf.runs.blocks():
+            self._vacate(block, shelf.bit)
+        shelf.gone = True
 
     def forget(self, replica: ReplicaId) -> None:
         """A new epoch: free blocks go at once, pinned ones when their requests end unless a first token confirms."""
@@ -127,9 +147,12 @@ class Residency:
         return depths
 
     def answered(self, replica: ReplicaId, last: int, size: int, tokens: int) -> None:
-        """Remember that a prompt of `size` bytes whose last full block is `last` was answered with `tokens` tokens."""
-        shelf = self._shelves[replica]
-        if last in shelf.runs:
+        """Remember that a prompt of `size` bytes whose last full block is `last` was answered with `tokens` tokens.
+
+        Nothing happens for a replica that has left.
+        """
+        shelf = self._shelves.get(replica)
+        if shelf is not None and last in shelf.runs:
             shelf.answers[last] = (size, tokens)
 
     def answer_end(self, replica: ReplicaId, last: int, answers: Mapping[int, int], bytes_per_token: float) -> int:
@@ -150,9 +173,9 @@ class Residency:
 
         An empty chain, as of a request without a prompt, changes nothing: its `capacity` says nothing either.
         """
-        if not chain:
-            return Placement(replica, 0, 0, None, [])
         shelf = self._shelves[replica]
+        if not chain:
+            return Placement(shelf, 0, 0, None, [])
         runs, free = shelf.runs, shelf.free
         depth = runs.depth(chain)
         run = last = runs.end_at(chain, depth)
@@ -174,7 +197,7 @@ class Residency:
             holders, bit = self._holders, shelf.bit
             for block in last.hashes:
                 holders[block] = holders.get(block, 0) | bit
-        return Placement(replica, end, depth, last, ages)
+        return Placement(shelf, end, depth, last, ages)
 
     def confirm(self, placement: Placement) -> None:
         """The replica has computed this chain. A confirmed run's parents are confirmed."""
@@ -185,7 +208,9 @@ class Residency:
 
     def release(self, placement: Placement) -> None:
         """Unpin. Blocks that nobody confirmed and nobody else pins go, the others become the youngest free ones."""
-        shelf = self._shelves[placement.replica]
+        shelf = placement.shelf
+        if shelf.gone:
+            return
         shelf.clock += 1
         run = placement.last
         while run is not None:
@@ -205,10 +230,44 @@ class Residency:
 
         Nothing follows when the block was pinned at the time: the engine may just not have reached it.
         """
-        if depth >= placement.depth:
+        if depth >= placement.depth or placement.shelf.gone:
             return 0
         age = next(released for start, released in placement.ages if start <= depth)
-        shelf = self._shelves[placement.replica]
+        return self._drop_until(placement.shelf, age)
+
+    # What other routers tell.
+
+    def learn(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int], capacity: int) -> None:
+        """Another router placed `hashes` behind the block `parent` (None: at a chain's start); none: it used that.
+
+        Where the parent is not known here nothing is learned: a chain counts from its start or not at all.
+        """
+        if parent is None:
+            chain = list(hashes)
+        else:
+            runs = self._shelves[replica].runs
+            if parent not in runs:
+                return
+            chain = [*runs.path(parent), *hashes]
+        placement = self.place(replica, chain, capacity)
+        self.confirm(placement)
+        self.release(placement)
+
+    def lost(self, replica: ReplicaId, block: int) -> int:
+        """Another router heard that the engine no longer had this block, but what comes before it; returns how many
+        blocks that drops here, all that were last used before it."""
+        shelf = self._shelves[replica]
+        if block not in shelf.runs:
+            return 0
+        before = self.place(replica, shelf.runs.path(block)[:-1], len(shelf.runs))
+        run = shelf.runs.get(block)
+        assert run is not None
+        dropped = 0 if run.pins else self._drop_until(shelf, run.released)
+        self.release(before)
+        return dropped
+
+    def _drop_until(self, shelf: _Shelf, age: int) -> int:
+        """Drop the free blocks that were released at `age` or before."""
         stale = []
         for run in shelf.free:
             if run.released > age:
@@ -235,10 +294,13 @@ class Residency:
             self._clear(shelf, shelf.runs.pop(run))
 
     def _clear(self, shelf: _Shelf, block: int) -> None:
-        left = self._holders[block] & ~shelf.bit
+        self._vacate(block, shelf.bit)
+        if shelf.answers:
+            shelf.answers.pop(block, None)
+
+    def _vacate(self, block: int, bit: int) -> None:
+        left = self._holders[block] & ~bit
         if left:
             self._holders[block] = left
         else:
             del self._holders[block]
-        if shelf.answers:
-            shelf.answers.pop(block, None)

@@ -7,7 +7,8 @@ only blocks that were never seen cost something each. A segment is split where a
 keeps what is noted on segments exact for every chain.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain as joined
 from typing import Generic, Self, TypeVar
 
 
@@ -46,6 +47,19 @@ class Segments(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         """Every segment once."""
         return iter({id(segment): segment for segment in self._where.values()}.values())
+
+    def blocks(self) -> Iterable[int]:
+        """Every block."""
+        return self._where.keys()
+
+    def path(self, block: int) -> list[int]:
+        """The chain that ends with a block that is here."""
+        segment: S | None = self._where[block]
+        assert segment is not None
+        parts = [segment.hashes[: segment.hashes.index(block) + 1]]
+        while (segment := segment.parent) is not None:
+            parts.append(segment.hashes)
+        return list(joined.from_iterable(reversed(parts)))
 
     def get(self, block: int) -> S | None:
         """The segment that holds a block."""

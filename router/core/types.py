@@ -149,7 +149,7 @@ class Usage(NamedTuple):
 class EngineSample(NamedTuple):
     """One reading of an engine's gauges, None where the engine does not export them.
 
-    `own_requests` and `own_unstarted` are the router's own open leases, and those of them without a first token, at
+    `own_requests` and `own_unstarted` are the open leases of all routers, and those of them without a first token, at
     the moment of the sample: gauges are only ever compared with the counts of their own moment.
     """
 
@@ -171,7 +171,7 @@ class Reading(NamedTuple):
     """
 
     id: ReplicaId
-    requests: int  # our open leases
+    requests: int  # open leases, other routers' too
     queued: int  # requests without a first token
     backlog: float
     running: float
@@ -234,6 +234,27 @@ class View(Protocol):
 
     def order_at(self, depth: int) -> Sequence[ReplicaId]:
         """The same for the chain hash at a fixed depth in blocks (the whole prompt where it is shorter)."""
+        ...
+
+
+class News(Protocol):
+    """Who is told what other routers should hear. It is called on a request's path, and only notes."""
+
+    def leased(self) -> None:
+        """Some load has changed."""
+        ...
+
+    def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
+        """The belief has changed: `hashes` are resident behind `parent` (None: at a chain's start); none: it was used
+        again after a while."""
+        ...
+
+    def corrected(self, replica: ReplicaId, block: int) -> None:
+        """The engine no longer had this block, but what comes before it."""
+        ...
+
+    def full(self, replica: ReplicaId, until: float) -> None:
+        """The replica refused: nothing new there before `until`."""
         ...
 
 

@@ -2,9 +2,9 @@
 
 One loop for each replica, with jitter so that routers do not probe in step: `/health` (out after two failures, or at
 once on a refused connection; in after one success), then `/metrics`, and `/v1/models` every few seconds. A replica
-becomes ready when it answers the probe and has told its models. One that was ejected for what probes do not see comes
-back when the fleet says so, which is asked after each good probe. Counters of load are never touched here: they change
-by a request's start and end only.
+becomes ready when it answers the probe and has told its models; one that is drained is `draining` instead, until it is
+undrained. One that was ejected for what probes do not see comes back when the fleet says so, which is asked after each
+good probe. Counters of load are never touched here: they change by a request's start and end only.
 """
 
 import asyncio
@@ -32,6 +32,11 @@ _Get = AbstractAsyncContextManager[aiohttp.ClientResponse]
 COMPLAIN_AFTER = 10
 """Failures in a row after which the log says once what is tried and what to check: the address may be wrong."""
 
+NEWS = 0.03
+"""Seconds after which workers have told of any request that an engine's answer can have counted (gossip/news.py)."""
+
+DRAINED = "drained by an operator"
+
 JITTER = 0.1
 """Share of an interval by which each wait differs."""
 
@@ -47,6 +52,9 @@ class Cause(StrEnum):
     BROKEN = "broken"  # what it answers breaks off, or is no HTTP
     FAILURES = "failures"  # of clients' requests: it is ejected, whatever it answers to probes
     READMITTED = "readmitted"  # after that
+    DRAINED = "drained"  # an operator wants it to get nothing new, or has removed it
+    UNDRAINED = "undrained"
+    MOVED = "moved"  # it has another address
 
 
 class Observer(Protocol):
@@ -68,7 +76,7 @@ class HealthSettings:
 
 
 class Health:
-    """All probes of one router. `changed` is called after any change that may let a waiting request through."""
+    """All probes of one router. `changed` is called with each replica that was probed, and after each change."""
 
     def __init__(
         self,
@@ -76,25 +84,76 @@ class Health:
         urls: Mapping[ReplicaId, str],
         settings: HealthSettings,
         rng: Random,
-        changed: Callable[[], None],
+        changed: Callable[[ReplicaId], None],
         observer: Observer,
         keys: Mapping[ReplicaId, str] | None = None,
     ) -> None:
         """`keys` are the API keys of the replicas that want one, for the router's own calls only."""
-        self._headers = {replica: {"Authorization": f"Bearer {key}"} for replica, key in (keys or {}).items()}
-        self._fleet, self._urls, self._settings = fleet, urls, settings
+        self._headers = _headers(keys or {})
+        self._fleet, self._urls, self._settings = fleet, dict(urls), settings
         self._rng, self._changed, self._observer = rng, changed, observer
         self._failures = dict.fromkeys(urls, 0)
+        self._drained: set[ReplicaId] = set()
+        self._loops: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._start: Callable[[ReplicaId], None] | None = None
         self.missing: dict[ReplicaId, frozenset[str]] = {}
 
     async def run(self) -> None:
         """Probe until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout)
         # One connection for each of the loops; more would outlive the engine's patience between two probes.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+
+            def start(replica: ReplicaId) -> None:
+                self._loops[replica] = group.create_task(self._watch(session, replica))
+
             for replica in self._urls:
-                group.create_task(self._watch(session, replica))
+                start(replica)
+            self._start = start
+            await asyncio.Event().wait()
+
+    def adjust(
+        self, urls: Mapping[ReplicaId, str], settings: HealthSettings, keys: Mapping[ReplicaId, str] | None = None
+    ) -> None:
+        """Probe these replicas, in this way. The fleet has those that are new; one that is left out is drained."""
+        before, headers, old = self._urls, self._headers, self._settings
+        self._urls, self._headers, self._settings = dict(urls), _headers(keys or {}), settings
+        for replica in before.keys() - urls.keys():
+            self._remove(replica)
+        for replica, url in urls.items():
+            now = (url, self._headers.get(replica), settings)
+            if now == (before.get(replica), headers.get(replica), old):
+                continue
+            self._failures[replica] = 0
+            if before.get(replica, url) != url:
+                self._mark(replica, State.STARTING, "its address has changed", Cause.MOVED)
+            self._end(replica)
+            if self._start is not None:
+                self._start(replica)
+
+    def _remove(self, replica: ReplicaId) -> None:
+        self._end(replica)
+        del self._failures[replica]
+        self.missing.pop(replica, None)
+        self._drained.discard(replica)
+        self._mark(replica, State.DRAINING, "removed from the configuration", Cause.DRAINED)
+
+    def _end(self, replica: ReplicaId) -> None:
+        loop = self._loops.pop(replica, None)
+        if loop is not None:
+            loop.cancel()
+
+    def drain(self, replica: ReplicaId) -> None:
+        """Let it get nothing new, whatever probes say, until it is undrained."""
+        self._drained.add(replica)
+        if self._fleet.replica(replica).state is State.READY:
+            self._mark(replica, State.DRAINING, DRAINED, Cause.DRAINED)
+
+    def undrain(self, replica: ReplicaId) -> None:
+        """Let it take part again, if it is well."""
+        self._drained.discard(replica)
+        if self._fleet.replica(replica).state is State.DRAINING:
+            self._mark(replica, State.READY, "undrained", Cause.UNDRAINED)
 
     def unreachable(self, replica: ReplicaId) -> None:
         """The data plane's connection was refused: nobody listens there, so the replica is out at once."""
@@ -111,15 +170,20 @@ class Health:
         while True:
             due = clock() + self._settings.interval * self._rng.uniform(1 - JITTER, 1 + JITTER)
             if await self._probe(session, replica):
-                joins = self._fleet.replica(replica).state is not State.READY
+                state, why = self._wanted(replica)
+                joins = self._fleet.replica(replica).state is not state
                 await self._scrape(session, replica)
                 if (joins or clock() >= models_at) and await self._models(session, replica):
                     models_at = clock() + self._settings.models_interval
                 if joins and self._fleet.replica(replica).models:
-                    self._mark(replica, State.READY, "answers /health", Cause.ANSWERS)
+                    self._mark(replica, state, why, Cause.ANSWERS)
                 self._readmit()
-                self._changed()
+                self._changed(replica)
             await asyncio.sleep(due - clock())
+
+    def _wanted(self, replica: ReplicaId) -> tuple[State, str]:
+        """The state of a replica that is well."""
+        return (State.DRAINING, DRAINED) if replica in self._drained else (State.READY, "answers /health")
 
     async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaId) -> bool:
         begun = time.monotonic()
@@ -153,8 +217,11 @@ class Health:
     def _get(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> _Get:
         """Not elsewhere: who redirects a probe redirects requests, too."""
         return session.get(
-            f"{self._urls[replica]}{path}", headers=self._headers.get(replica), allow_redirects=False
-        )  # fmt: skip
+            f"{self._urls[replica]}{path}",
+            headers=self._headers.get(replica),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
+        )
 
     def _failed(self, replica: ReplicaId, problem: str, cause: Cause) -> None:
         """Count it. A refused connection is as good as all failures: who is gone is out at once."""
@@ -173,10 +240,10 @@ class Health:
             self._mark(replica, State.DOWN, problem, cause)
 
     async def _scrape(self, session: aiohttp.ClientSession, replica: ReplicaId) -> None:
-        """Read the engine's gauges. Our own counts are taken before and after, and the larger count: a request that
-        came or went while the engine wrote its answer must not look like somebody else's."""
+        """Read the engine's gauges. Our own counts, of all workers, are taken before and after, and the larger count: a
+        request that came or went while the engine wrote its answer must not look like somebody else's."""
         member = self._fleet.replica(replica)
-        before = (member.requests, member.unstarted)
+        before = member.whole
         text = await self._text(session, replica, "/metrics")
         metrics = engine.read(text or "")
         self.missing[replica] = frozenset(metrics.missing)
@@ -185,7 +252,9 @@ class Health:
         if self._fleet.engine(replica, metrics.epoch, metrics.kv_tokens):
             log.info("replica %s has restarted; what it had cached is forgotten", replica)
         now = time.monotonic()
-        requests, unstarted = max(before[0], member.requests), max(before[1], member.unstarted)
+        await asyncio.sleep(NEWS)
+        after = member.whole
+        requests, unstarted = max(before.requests, after.requests), max(before.unstarted, after.unstarted)
         sample = EngineSample(now, metrics.running, metrics.waiting, metrics.kv_usage, requests, unstarted)
         self._fleet.sampled(replica, sample)
 
@@ -222,4 +291,8 @@ class Health:
     def _tell(self, transition: Transition, cause: Cause) -> None:
         self._observer.turned(transition, cause)
         log.info("replica %s: %s -> %s (%s)", transition.replica, transition.old, transition.new, transition.reason)
-        self._changed()
+        self._changed(transition.replica)
+
+
+def _headers(keys: Mapping[ReplicaId, str]) -> dict[ReplicaId, dict[str, str]]:
+    return {replica: {"Authorization": f"Bearer {key}"} for replica, key in keys.items()}

@@ -282,7 +282,8 @@ class Exchange:
 
     async def _resend_if_gone(self) -> None:
         replica = self._tried[-1]
-        gone = await self._proxy.pools[replica].refuses()
+        pool = self._proxy.pools.get(replica)  # A reload may have removed the replica meanwhile.
+        gone = pool is not None and await pool.refuses()
         self._connecting = None
         if gone:
             self._proxy.unreachable(replica)

@@ -34,12 +34,14 @@ TCP_GONE = frozenset((7, 8))
 
 
 class Clients:
-    """The open client connections of one worker."""
+    """The open client connections of one worker. While it is `leaving`, each request that begins is its connection's
+    last, and its answer says so."""
 
     def __init__(self) -> None:
         self._open: set[ClientConnection] = set()
         self._none = asyncio.Event()
         self._none.set()
+        self.leaving = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -53,12 +55,20 @@ class Clients:
         if not self._open:
             self._none.set()
 
+    async def gone(self, seconds: float) -> None:
+        """Returns when no connection is open any more, at the latest after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none.wait(), seconds)
+
     async def drain(self, seconds: float) -> None:
         """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`."""
         for connection in list(self._open):
             connection.close_when_idle()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._none.wait(), seconds)
+        await self.gone(seconds)
+        self.cut()
+
+    def cut(self) -> None:
+        """Close all at once, whatever is under way."""
         for connection in list(self._open):
             connection.cut()
 
@@ -173,7 +183,10 @@ class ClientConnection(asyncio.Protocol):
     def _next(self) -> None:
         """Begin the next request, unless the client has not yet read enough of the last one's answer."""
         if self._requests and self._exchange is None and not (self._closes or self._paused):
-            self._exchange = Exchange(self._proxy, self, self._requests.popleft())
+            request = self._requests.popleft()
+            if self._clients.leaving and not (self._requests or self._ahead):
+                request = request._replace(keep_alive=False)
+            self._exchange = Exchange(self._proxy, self, request)
             self._exchange.start()
 
     def _go_on(self) -> None:

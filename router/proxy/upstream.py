@@ -185,7 +185,8 @@ class Pool:
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, connect_timeout: float) -> None:
         self._loop = loop
         self.address = address
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = connect_timeout
+        self._retired = False
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -214,7 +215,7 @@ class Pool:
         """A new connection. Raises OSError (refused, unreachable, TimeoutError)."""
         connection = Connection(self)
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self.connect_timeout):
                 await self._loop.create_connection(lambda: connection, self.address.host, self.address.port)
         except BaseException:  # Cancelled, perhaps just when it was made: nobody would close it.
             connection.abandoned = True
@@ -250,7 +251,7 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Take a connection back whose response has ended."""
-        if len(self._idle) >= MAX_IDLE:
+        if self._retired or len(self._idle) >= MAX_IDLE:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
@@ -268,6 +269,12 @@ class Pool:
         self._open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
+
+    def retire(self) -> None:
+        """Drop the idle connections now, and each other one when its response has ended."""
+        self._retired = True
+        for connection in list(self._idle):
+            connection.abort()
 
     def close(self) -> None:
         """Drop every connection."""

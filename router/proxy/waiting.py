@@ -39,6 +39,10 @@ class Waiting:
         self._tick: asyncio.TimerHandle | None = None
         self._waking = self._again = False
 
+    def adjust(self, max_requests: int, max_seconds: float) -> None:
+        """Other bounds, for whoever begins to wait from now on."""
+        self._max_requests, self._max_seconds = max_requests, max_seconds
+
     def __bool__(self) -> bool:
         """Whether anybody waits."""
         return bool(self._queues)

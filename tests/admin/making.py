@@ -1,12 +1,14 @@
 """Fleets, records and scrapes to test the admin port with."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from router.admin.metrics import Metrics, Sources
+from router.admin.metrics import Metrics, Setup, Sources
+from router.admin.reports import Report, Reports
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.lease import Settled
@@ -52,15 +54,30 @@ def record_of(**changes: object) -> Record:
     return usual._replace(**changes)  # type: ignore[arg-type]
 
 
+def report_of(**changes: Any) -> Report:
+    """A worker's report of nothing."""
+    return Report({}, {}, 0, 0, 0, {})._replace(**changes)
+
+
+def reports_of(*reports: Report) -> Reports:
+    """What so many workers reported."""
+    told = Reports()
+    for number, report in enumerate(reports):
+        told.take(str(number), report)
+    return told
+
+
 def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
     """The collector over these; `changes` are fields of its sources."""
     sources: dict[str, Any] = {
+        "setup": Setup("prefix_affinity", "abc", True, 1.5e9),
         "missing": {},
-        "queued": dict,
-        "dropped": lambda: 0,
-        "policy": "prefix_affinity",
+        "reports": Reports(),
+        "dropped": dict,
+        "workers": lambda: 1,
+        "pids": lambda: (os.getpid(),),
+        "restarts": lambda: 0,
         "build": {"version": "1", "commit": "c", "python": "3"},
-        "config_hash": "abc",
     }
     return Metrics(fleet, tally, Sources(**(sources | changes)))
 

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from replica.server import SimulatedReplica
 from replica.settings import ReplicaSettings
 from router.app import Worker
-from router.config import Config
-from router.loading import Secrets
+from router.control import Control
+from tests.rig import hired, loaded_of
 
 
 @dataclass
@@ -56,14 +56,17 @@ async def router_over(replicas: Sequence[SimulatedReplica], **settings: Any) -> 
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     urls = ["http://{}:{}".format(*one.getsockname()) for one in sockets]
     values = {
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
         "replicas": [{"id": f"r{i}", "url": replica.url} for i, replica in enumerate(replicas)],
         "health": {"interval": "50ms"},
         "ready": {"min_replicas": len(replicas)},
         "drain": {"timeout": "1s"},
     }
-    config = Config.model_validate(values | settings)
-    worker = Worker(config, Secrets(None, {}), asyncio.get_running_loop(), *sockets)
-    await worker.start()
+    loaded = loaded_of(values | settings)
+    control = Control(loaded, loaded.secrets(), sockets[1])
+    worker = await hired(control, sockets[0])
+    await control.start()
     try:
         async with aiohttp.ClientSession(urls[0]) as clients, aiohttp.ClientSession(urls[1]) as admin:
             router = Router(worker, clients, admin)
@@ -71,6 +74,7 @@ async def router_over(replicas: Sequence[SimulatedReplica], **settings: Any) -> 
             yield router
     finally:
         await worker.stop()
+        await control.stop()
 
 
 async def until(true: Callable[[], Awaitable[object]]) -> None:

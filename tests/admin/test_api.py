@@ -10,39 +10,63 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from router.admin import api, checks, report
-from router.admin.api import MAX_EXPLAINED, PATHS, Admin
+from router.admin.api import MAX_EXPLAINED, PATHS, Admin, Rights
 from router.admin.checks import Check
 from router.admin.metrics import CATALOGUE
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.policy import PrefixAffinity
 from router.core.types import EngineSample, State
-from tests.admin.making import MODEL, OPENMETRICS, fleet_of, metrics_of
+from tests.admin.making import MODEL, OPENMETRICS, fleet_of, metrics_of, report_of, reports_of
 
 Client = TestClient[Any, Any]
 
+TOKEN = "t0ken"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+DRAINED = {"replica": "r1", "state": "draining", "requests": 3}
+MUTATIONS = ("/reload", "/drain?replica=r1", "/undrain?replica=r1")
+
 
 class Port:
-    """An admin port over a fleet of two; `open` is what its listener says."""
+    """An admin port over a fleet of two, and the router that it acts on; `open` is what its listener says."""
 
     def __init__(self) -> None:
         self.fleet: Fleet = fleet_of(2)
-        self.open = True
+        self.open = self.answers = True
+        self.rights = Rights(token=TOKEN)
+        self.refreshed = 0
         self.explained: list[tuple[str, bytes]] = []
+        self.reloads = 0
+        self.reloaded: tuple[bool, dict[str, Any]] = (True, {"changed": ["a 1 -> 2"], "needs_restart": []})
+        self.drains: list[tuple[str, bool]] = []
 
-    def explain(self, path: str, body: bytes) -> dict[str, Any]:
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    async def explain(self, path: str, body: bytes) -> bytes | None:
         self.explained.append((path, body))
-        return {"decision": "route"}
+        return b'{"decision": "route"}' if self.answers else None
 
-    def admin(self, explains: bool = True) -> Admin:
+    async def reload(self) -> tuple[bool, dict[str, Any]]:
+        self.reloads += 1
+        return self.reloaded
+
+    def drain(self, replica: str, drained: bool) -> dict[str, Any] | None:
+        self.drains.append((replica, drained))
+        return {"replica": replica, "state": "draining", "requests": 3} if replica in {"r0", "r1"} else None
+
+    def admin(self) -> Admin:
+        reports = reports_of(report_of(queued={MODEL: 3}))
         return Admin(
             self.fleet,
-            "prefix_affinity",
-            metrics_of(self.fleet, Tally(self.fleet, 200)),
-            lambda: {MODEL: 3},
+            metrics_of(self.fleet, Tally(self.fleet, 200), reports=reports),
+            reports,
+            self,
+            lambda: "prefix_affinity",
+            lambda: 1,
+            lambda: self.rights,
             (Check("listener", lambda: None if self.open else "the clients' port is not open"),),
             (checks.replicas(self.fleet, 2),),
-            self.explain if explains else None,
             lambda: 10.0,
         )
 
@@ -103,6 +127,7 @@ async def test_fleet_has_the_schema_that_tools_rely_on(client: Client, port: Por
     first, second = told.pop("replicas")
     assert told == {
         "policy": "prefix_affinity",
+        "workers": 1,
         "models": {MODEL: {"ready": 2, "replicas": 2, "queued": 3}},
         "residency": {"blocks": 0, "evictions": 0},
     }
@@ -160,8 +185,11 @@ async def test_the_index_and_a_404_list_what_there_is(client: Client) -> None:
             assert response.status in (200, 405)
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path != "/explain"])
-async def test_nothing_but_explain_takes_a_post(client: Client, path: str) -> None:
+READS = ("/livez", "/startupz", "/readyz", "/fleet", "/metrics")
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_what_only_tells_takes_no_post(client: Client, path: str) -> None:
     async with client.post(path) as response:
         assert response.status == 405
         assert response.headers["Allow"] == "GET,HEAD"
@@ -192,7 +220,72 @@ async def test_explain_refuses_a_path_that_is_none_and_a_body_without_end(client
     assert port.explained == []
 
 
-async def test_a_router_that_does_not_explain_says_so(port: Port) -> None:
-    async with TestClient(TestServer(api.make(port.admin(explains=False)))) as client:
-        response = await client.post("/explain", data=b"{}")
-        assert response.status == 501
+async def test_explain_without_a_worker_that_answers_says_so(client: Client, port: Port) -> None:
+    port.answers = False
+    async with client.post("/explain", data=b"{}") as response:
+        assert response.status == 504
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/metrics"])
+async def test_load_and_counts_are_asked_of_the_workers_before_they_are_told(
+    client: Client, port: Port, path: str
+) -> None:
+    async with client.get(path) as response:
+        assert (response.status, port.refreshed) == (200, 1)
+
+
+@pytest.mark.parametrize("path", MUTATIONS)
+async def test_a_get_changes_nothing(client: Client, port: Port, path: str) -> None:
+    async with client.get(path, headers=BEARER) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert (port.reloads, port.drains) == (0, [])
+
+
+@pytest.mark.parametrize("path", MUTATIONS)
+@pytest.mark.parametrize(
+    ("rights", "status", "says"),
+    [
+        (Rights(token=None), 403, "admin.token_file is not set"),
+        (Rights(mutations=False, token=TOKEN), 403, "admin.mutations is false"),
+    ],
+)
+async def test_without_a_token_or_where_it_is_not_wanted_nothing_can_be_changed(
+    client: Client, port: Port, path: str, rights: Rights, status: int, says: str
+) -> None:
+    port.rights = rights
+    async with client.post(path, headers=BEARER) as response:
+        assert response.status == status
+        assert says in (await response.json())["error"]["message"]
+    assert (port.reloads, port.drains) == (0, [])
+
+
+@pytest.mark.parametrize("path", MUTATIONS)
+@pytest.mark.parametrize("told", [None, "", "Bearer", "Bearer no", f"Basic {TOKEN}", TOKEN, "Bearer t0ken\xe9"])
+async def test_another_token_than_the_right_one_changes_nothing(
+    client: Client, port: Port, path: str, told: str | None
+) -> None:
+    headers = {} if told is None else {"Authorization": told}
+    async with client.post(path, headers=headers) as response:
+        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert TOKEN not in await response.text()
+    assert (port.reloads, port.drains) == (0, [])
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+async def test_a_reload_answers_what_has_changed_or_what_is_wrong(client: Client, port: Port, scheme: str) -> None:
+    async with client.post("/reload", headers={"Authorization": f"{scheme} {TOKEN}"}) as response:
+        assert (response.status, await response.json()) == (200, port.reloaded[1])
+    port.reloaded = (False, {"errors": 1})
+    async with client.post("/reload", headers=BEARER) as response:
+        assert (response.status, await response.json()) == (422, {"errors": 1})
+
+
+async def test_a_replica_is_drained_and_undrained_by_its_name(client: Client, port: Port) -> None:
+    for path in ("/drain", "/undrain"):
+        async with client.post(f"{path}?replica=r1", headers=BEARER) as response:
+            assert (response.status, await response.json()) == (200, DRAINED)
+        async with client.post(path, headers=BEARER) as response:
+            assert response.status == 400
+        async with client.post(f"{path}?replica=r9", headers=BEARER) as response:
+            assert (response.status, (await response.json())["error"]["replicas"]) == (404, ["r0", "r1"])
+    assert port.drains == [("r1", True), ("r9", True), ("r1", False), ("r9", False)]

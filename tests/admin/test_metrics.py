@@ -11,7 +11,7 @@ import pytest
 
 from router.admin import histogram
 from router.admin.gauges import INDEX_BLOCK_BYTES
-from router.admin.metrics import CATALOGUE, SLICE, Metrics
+from router.admin.metrics import CATALOGUE, SLICE, Metrics, Setup
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.member import Transition
@@ -25,6 +25,8 @@ from tests.admin.making import (
     fleet_of,
     metrics_of,
     record_of,
+    report_of,
+    reports_of,
     samples_of,
     sent,
     settled,
@@ -58,7 +60,9 @@ def busy(replicas: int = 2, models: tuple[str, ...] = (MODEL,)) -> tuple[Fleet, 
 
 def shown(**sources: object) -> Metrics:
     fleet, tally = busy()
-    return metrics_of(fleet, tally, **{"missing": {"r0": {"vllm:x"}}, "queued": lambda: {MODEL: 2}} | sources)
+    return metrics_of(
+        fleet, tally, **{"missing": {"r0": {"vllm:x"}}, "reports": reports_of(report_of(queued={MODEL: 2}))} | sources
+    )
 
 
 def test_names_types_and_labels_are_the_golden_ones() -> None:
@@ -179,7 +183,9 @@ def test_ten_thousand_model_names_stay_within_the_bound_and_are_counted() -> Non
     for i in range(10_000):
         tally.record(record_of(model=f"adapter-{i:05}"))
         tally.record(record_of(model=f"made-up-{i}"))
-    metrics = metrics_of(fleet, tally, queued=lambda: {f"adapter-{i:05}": 1 for i in range(10_000)})
+    metrics = metrics_of(
+        fleet, tally, reports=reports_of(report_of(queued={f"adapter-{i:05}": 1 for i in range(10_000)}))
+    )
     for name, family in families_of(metrics).items():
         models = {sample.labels["model"] for sample in family.samples if "model" in sample.labels}
         assert len(models) <= 22, name  # As many, and `other`, and the empty one.
@@ -249,11 +255,11 @@ def test_a_refusing_replica_is_shown_as_full_and_in_one_state_only() -> None:
 
 
 def test_the_index_is_measured_in_blocks_and_estimated_in_bytes() -> None:
-    fleet = fleet_of(1)
-    leased(fleet, Ask(MODEL, list(range(1, 65)), 0, 64 * 512))
-    metrics = metrics_of(fleet, Tally(fleet, 200))
+    """Workers share their beliefs, so each has a copy of nearly the same ones."""
+    reports = reports_of(report_of(blocks=64), report_of(blocks=60))
+    metrics = metrics_of(fleet_of(1), Tally(fleet_of(1), 200), reports=reports)
     assert value_of(metrics, "homing_index_blocks") == 64
-    assert value_of(metrics, "homing_index_bytes") == 64 * INDEX_BLOCK_BYTES
+    assert value_of(metrics, "homing_index_bytes") == 124 * INDEX_BLOCK_BYTES
 
 
 def test_a_believed_block_takes_about_the_memory_that_is_estimated() -> None:
@@ -282,7 +288,7 @@ def test_decisions_name_the_policy_and_the_reason() -> None:
     tally.record(record_of())
     tally.record(record_of(endpoint="completions"))
     tally.record(record_of(reason=Reason.SPILL))
-    metrics = metrics_of(fleet, tally, policy="p")
+    metrics = metrics_of(fleet, tally, setup=Setup("p", "abc", True, 1.5e9))
     assert value_of(metrics, "homing_decisions_total", model=MODEL, policy="p", reason="holder") == 2
     assert value_of(metrics, "homing_decisions_total", model=MODEL, policy="p", reason="spill") == 1
 

@@ -43,7 +43,7 @@ async def told_of(url: str) -> Told:
     fleet = Fleet(PrefixAffinity())
     fleet.join([ReplicaSpec("r0")], 0.0)
     told = Told()
-    health = Health(fleet, {"r0": url}, SETTINGS, Random(0), lambda: None, told)
+    health = Health(fleet, {"r0": url}, SETTINGS, Random(0), lambda replica: None, told)
     task = asyncio.create_task(health.run())
     try:
         async with asyncio.timeout(10):

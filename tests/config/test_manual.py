@@ -106,8 +106,11 @@ def test_a_key_taken_out_of_the_sample_is_missed_only_where_it_is_required(
         )
 
 
+READERS = ("app.py", "config.py", "control.py", "loading.py", "supervisor.py")
+
+
 def test_every_setting_is_read_by_something() -> None:
-    readers = "".join((ROOT / "router" / name).read_text() for name in ("app.py", "config.py", "loading.py"))
+    readers = "".join((ROOT / "router" / name).read_text() for name in READERS)
     unread = [title(path) for path, setting in LEAVES if not re.search(rf"\.{setting.name}\b(?!:)", readers)]
     assert unread == []
 

@@ -141,21 +141,21 @@ class ResidencyMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject) -> None:
         placement, naive = data.draw(st.sampled_from(self.open))
         self.residency.confirm(placement)
-        self.naive[placement.replica].confirmed.update(naive.blocks)
+        self.naive[placement.shelf.replica].confirmed.update(naive.blocks)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         placement, naive = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         self.residency.release(placement)
-        self.naive[placement.replica].release(naive)
+        self.naive[placement.shelf.replica].release(naive)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), depth=st.integers(0, 7))
     def disproved(self, data: st.DataObject, depth: int) -> None:
         placement, naive = data.draw(st.sampled_from(self.open))
         dropped = self.residency.disproved(placement, depth)
-        assert dropped == self.naive[placement.replica].disproved(naive, depth)
+        assert dropped == self.naive[placement.shelf.replica].disproved(naive, depth)
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data(), replica=st.sampled_from(REPLICAS), tokens=st.integers(1, 40))
@@ -200,7 +200,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for placement, naive in self.open:
             self.residency.release(placement)
-            self.naive[placement.replica].release(naive)
+            self.naive[placement.shelf.replica].release(naive)
         for replica in REPLICAS:
             self.residency.forget(replica)
         assert len(self.residency) == 0

@@ -26,7 +26,7 @@ FAILURES: dict[str, Script] = {
 
 def turns(rig: Rig) -> list[tuple[str, str, str]]:
     """Changes of state since the replicas joined, in the order in which each was first seen."""
-    return [turn for turn in rig.worker.tally.transitions if turn[0] != "starting"]
+    return [turn for turn in rig.control.tally.transitions if turn[0] != "starting"]
 
 
 async def failing(rig: Rig, replicas: Sequence[ScriptedReplica], script: Script) -> ScriptedReplica:
@@ -55,7 +55,7 @@ async def test_a_replica_whose_requests_fail_is_ejected_though_it_answers_its_pr
         assert rig.state(name(rig, broken)) is State.EJECTED
         good = [answer for answer in answers if answer.status == 200 and answer.whole]
         assert len(good) >= 20 - 6, "one good answer was before, so that six of seven may fail"
-        assert turns(rig) == [("ready", "ejected", "failures")]
+        await until(lambda: turns(rig) == [("ready", "ejected", "failures")])
         probes = len(broken.probes)
         await until(lambda: len(broken.probes) > probes + 6)
         assert rig.state(name(rig, broken)) is State.EJECTED
@@ -136,7 +136,7 @@ async def test_a_replica_that_is_well_again_is_back_after_its_time_with_its_firs
         assert rig.worker.fleet.replica(name(rig, broken)).conduct.on_trial
         assert (await asked(rig, chat())).replica == name(rig, broken), "it is still the home of its prompts"
         assert not rig.worker.fleet.replica(name(rig, broken)).conduct.on_trial
-        assert turns(rig) == [("ready", "ejected", "failures"), ("ejected", "ready", "readmitted")]
+        await until(lambda: turns(rig) == [("ready", "ejected", "failures"), ("ejected", "ready", "readmitted")])
 
 
 async def test_a_replica_that_is_not_well_costs_one_request_for_each_ejection() -> None:

@@ -195,7 +195,7 @@ async def test_what_an_engine_tells_of_its_cache_is_taken() -> None:
 async def test_a_replica_without_metrics_serves_and_what_is_missing_is_counted() -> None:
     async with scripted(whole(), whole(), health=FAST) as (rig, [_, told]):
         told.metrics = metrics()
-        await until(lambda: not rig.worker._health.missing["r2"])
+        await until(lambda: not rig.control._health.missing["r2"])
         assert rig.worker.fleet.replica("r1").kv_tokens == DEFAULT_KV_TOKENS
         assert {(await asked(rig, chat(f"{number} {LONG}"))).status for number in range(5)} == {200}
         async with aiohttp.ClientSession() as session, session.get(f"{rig.admin_url}/metrics") as response:

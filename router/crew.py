@@ -1,0 +1,255 @@
+"""The workers as their supervisor deals with them: what they are told, what they tell, what they are asked.
+
+Everything goes over the hub. A question has a number and a bound on how long it is waited for, so a worker that hangs
+makes an answer staler or leaves itself out of it, and holds nobody up.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from router.admin.reports import Report, Reports
+from router.admin.tally import Tally
+from router.core.fleet import Fleet
+from router.core.member import Replica
+from router.core.peers import PeerId
+from router.core.types import ReplicaId, State
+from router.gossip import messages
+from router.gossip.hub import Hub
+from router.gossip.messages import (
+    AnyMessage,
+    Applied,
+    Bye,
+    Corrected,
+    Drain,
+    Ejected,
+    Explain,
+    Explained,
+    Full,
+    Learned,
+    Load,
+    Member,
+    Members,
+    Message,
+    Placed,
+    Records,
+    Refused,
+    Reported,
+    Settings,
+    Shared,
+)
+from router.reloading import Running
+
+log = logging.getLogger("homing.supervisor")
+
+FRESH = 0.25
+"""Seconds that a scrape waits for the workers to tell what they have not told yet; they take a millisecond."""
+
+PATIENCE = 5.0
+"""Seconds that an operator waits: for a reload to be in effect, or a request to be explained."""
+
+
+@dataclass
+class _Asked:
+    """A question, and who has not answered yet."""
+
+    left: set[PeerId]
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    body: bytes | None = None
+
+    def had(self, peer: PeerId) -> None:
+        """That one has answered, or will not."""
+        self.left.discard(peer)
+        if not self.left:
+            self.answered.set()
+
+
+class Crew:
+    """All workers. `refused` is called with a replica that nobody listens at, `ejected` with one whose requests failed
+    too often, why, and for how many seconds it is out."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        tally: Tally,
+        running: Running,
+        now: Callable[[], float],
+        refused: Callable[[ReplicaId], None],
+        ejected: Callable[[ReplicaId, str, float], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fleet, self._tally, self._running, self._now = fleet, tally, running, now
+        self._refused, self._ejected = refused, ejected
+        self.hub = Hub(self._heard, self._gone)
+        self.reports = Reports()
+        self.serving: set[PeerId] = set()
+        self._began = asyncio.Event()
+        self._serials = count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._changed: set[ReplicaId] = set()
+        self._models: dict[ReplicaId, Mapping[str, object]] = {}
+
+    async def join(self, peer: PeerId, line: socket.socket) -> None:
+        """Take in a worker that was just started; it serves some time later."""
+        await self.hub.join(peer, line)
+        self._set(peer, next(self._serials))
+
+    async def complete(self, count: int) -> None:
+        """Returns when so many serve."""
+        while len(self.serving) < count:
+            self._began.clear()
+            await self._began.wait()
+
+    # What they are told.
+
+    def changed(self, replica: ReplicaId) -> None:
+        """Something about a replica may have changed: tell of it, together with what else changes in this turn."""
+        if not self._changed:
+            self._loop.call_soon(self._tell_changed)
+        self._changed.add(replica)
+
+    async def adjust(self, running: Running) -> bool:
+        """Have all take other settings; whether all have in time."""
+        self._running = running
+        serial = next(self._serials)
+        asked = self._asked[serial] = _Asked(set(self.hub.peers))
+        for peer in self.hub.peers:
+            self._set(peer, serial)
+        return await self._answered(serial, asked, PATIENCE)
+
+    def drain(self, order: Drain) -> None:
+        """Have all of them stop."""
+        self.hub.broadcast(order, must=True)
+
+    # What they are asked.
+
+    async def refresh(self) -> None:
+        """Have all tell what they have not told yet."""
+        serial = next(self._serials)
+        asked = self._asked[serial] = _Asked(set(self.serving))
+        self._ask(asked, messages.Report(serial))
+        await self._answered(serial, asked, FRESH)
+
+    async def explain(self, path: str, body: bytes) -> bytes | None:
+        """One worker's answer to where a request would go; None when there is none."""
+        if not self.serving:
+            return None
+        serial, peer = next(self._serials), min(self.serving)
+        asked = self._asked[serial] = _Asked({peer})
+        self._ask(asked, Explain(serial, path, body))
+        await self._answered(serial, asked, PATIENCE)
+        return asked.body
+
+    def _ask(self, asked: _Asked, question: Message) -> None:
+        for peer in asked.left:
+            self.hub.send(peer, question, must=True)
+
+    async def _answered(self, serial: int, asked: _Asked, seconds: float) -> bool:
+        """Wait for the answers; whether all came in time."""
+        if asked.left:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.answered.wait(), seconds)
+        del self._asked[serial]
+        if asked.left:
+            log.warning("workers that have not answered within %g s: %s", seconds, ", ".join(sorted(asked.left)))
+        return not asked.left
+
+    def _set(self, peer: PeerId, serial: int) -> None:
+        """Tell a worker how it is set, and of all replicas."""
+        running = self._running
+        self.hub.send(peer, Settings(serial, peer, running.values, running.secrets.admin_token), must=True)
+        self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
+
+    def _tell_changed(self) -> None:
+        changed, self._changed = self._changed, set()
+        members = []
+        for replica in self._fleet.replicas:
+            if replica.id in changed:
+                members.append(_member(replica, self._models.get(replica.id) != replica.models))
+                self._models[replica.id] = replica.models
+        self.hub.broadcast(Members(members))
+
+    # What they tell.
+
+    def _heard(self, peer: PeerId, message: AnyMessage) -> None:
+        match message:
+            case Records():
+                for row in message.records:
+                    self._tally.record(messages.record(row))
+                for lag in message.lags:
+                    self._tally.lag.observe(lag)
+            case Reported() | Explained() | Applied():
+                self._answer(peer, message)
+            case Refused():
+                self._refused(message.replica)
+            case Settings() | Members() | Drain() | messages.Report() | Explain():
+                log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
+            case _:
+                self._news(peer, message)
+
+    def _news(self, peer: PeerId, message: Shared) -> None:
+        """What workers tell one another. Beliefs are their own: the hub has passed them on."""
+        match message:
+            case Load():
+                loads = {replica: messages.totals(row) for replica, row in message.loads.items()}
+                self._fleet.peers.loaded(peer, message.sequence, loads, message.whole, self._now())
+            case Full():
+                self._fleet.told_full(message.replica, self._now() + message.seconds)
+            case Ejected():
+                self._ejected(message.replica, message.reason, message.seconds)
+            case Learned():
+                self._learn(message)
+            case Bye():
+                self._fleet.peers.bye(peer, self._now())
+            case Placed() | Corrected():
+                pass
+
+    def _learn(self, learned: Learned) -> None:
+        """The speed of a replica, to show: what was told last, since all workers learn of the same replicas."""
+        known = {replica.id: replica for replica in self._fleet.replicas}
+        for rate in map(messages.rate, learned.rates):
+            if rate.replica in known:
+                member = known[rate.replica]
+                member.lin, member.step = rate.lin or member.lin, rate.step or member.step
+
+    def _gone(self, peer: PeerId) -> None:
+        self._fleet.peers.bye(peer, self._now())
+        self.reports.forget(peer)
+        self.serving.discard(peer)
+        for asked in self._asked.values():
+            asked.had(peer)
+
+    def _answer(self, peer: PeerId, message: Reported | Explained | Applied) -> None:
+        """One that nobody waits for any more is taken all the same."""
+        asked = self._asked.get(message.serial)
+        if isinstance(message, Reported):
+            self.reports.take(peer, _report(message))
+        elif isinstance(message, Applied):
+            self.serving.add(peer)
+            self._began.set()
+        elif asked is not None:
+            asked.body = message.body
+        if asked is not None:
+            asked.had(peer)
+
+
+def _report(told: Reported) -> Report:
+    return Report(told.queued, told.held, told.blocks, told.evictions, told.log_dropped, told.dropped)
+
+
+def _member(replica: Replica, models: bool) -> Member:
+    """A replica as workers are told of it: what probes say. Ejections they tell one another, each with its end."""
+    return Member(
+        replica.id,
+        State.READY if replica.state is State.EJECTED else replica.state,
+        replica.reason,
+        replica.last_sign,
+        dict(replica.models) if models else None,
+        replica.epoch,
+        replica.kv_tokens,
+        replica.sample,
+    )

@@ -1,0 +1,30 @@
+"""What a setting's value may be, for pydantic: checked kinds and units, and the model that all sections are."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from router import values
+from router.values import Endpoint, Kind
+
+_UNITLESS = BeforeValidator(values.unitless)
+Duration = Annotated[float, Kind.DURATION, BeforeValidator(values.duration)]
+Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
+Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
+Workers = Annotated[int, Kind.WORKERS, BeforeValidator(values.workers)]
+Url = Annotated[str, Kind.URL, BeforeValidator(values.url)]
+Integer = Annotated[int, _UNITLESS]
+Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
+MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]
+MaybeNumber = Annotated[float | None, Field(gt=0, allow_inf_nan=False), _UNITLESS]
+MaybeShare = Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False), _UNITLESS]
+RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
+
+
+class Model(BaseModel):
+    """`text` and `example` (the name of an item) are for the manual, `shorthand` is the child of a plain value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+    text: ClassVar[str]
+    example: ClassVar[str] = ""
+    shorthand: ClassVar[str | None] = None

@@ -1,0 +1,8 @@
+"""News between routers: best effort, never awaited, never on a request's path (invariant 4).
+
+messages   what is said, and its form on the wire
+channel    one connection: frames in and out, bounded, drops and counts what a peer does not take
+hub        the supervisor's end of all its workers' channels: passes the news of each on to the others
+news       a worker's end: tells its load, placements and what it has learned, and hears the others'
+reporter   a worker's records of finished requests, in batches, up to the supervisor
+"""

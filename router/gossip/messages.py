@@ -1,0 +1,243 @@
+"""What routers say to one another, and its form on the wire: msgpack arrays, the kind first.
+
+Rows are plain tuples of the form of the core's named tuples, so that `Record(*row)` is checked by the type checker: the
+named tuples themselves lose their field types when the core is compiled, and could not be decoded into. Moments are
+monotonic seconds, which all processes of a host share; what may come from another host tells ages instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.core.backlog import LearnedNews, Totals
+from router.core.lease import Settled
+from router.core.peers import ModelNews, RateNews
+from router.core.record import Attempt, Phase, Record, Stages, UpstreamError
+from router.core.types import EngineSample, Limit, Outcome, Reason, State
+
+TotalsRow = tuple[int, int, int, int, int, float, float, float]
+MeanRow = tuple[float, int]
+LearnedRow = tuple[MeanRow, MeanRow, MeanRow, MeanRow, float, float]
+ModelRow = tuple[str, int, Sequence[int], LearnedRow]
+RateRow = tuple[str, float | None, int, float | None, int]
+PlacedRow = tuple[str, int | None, Sequence[int]]
+"""Replica, parent (None: a chain's start), hashes."""
+
+SampleRow = tuple[float, int | None, int | None, float | None, int, int]
+StagesRow = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
+SettledRow = tuple[str, Outcome, int, int, int, int | None, int | None, float | None, float, int]
+AttemptRow = tuple[SettledRow, UpstreamError | None]
+RecordRow = tuple[
+    str, str, str | None, bool, int, float, StagesRow, Reason | None, Sequence[AttemptRow], Sequence[Limit],
+    int | None, int, float | None, float | None, str | None, Phase | None,
+]  # fmt: skip
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """One of those below."""
+
+
+# From the supervisor to a worker.
+
+
+class Settings(Message):
+    """What to do from now on: the configuration as its file would have it, environment included. The first one is what
+    a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's."""
+
+    serial: int
+    peer: str
+    values: dict[str, Any]
+    token: str | None
+
+
+class Member(msgspec.Struct, array_like=True):
+    """One replica as the probes see it; `models` None: as told before."""
+
+    id: str
+    state: State
+    reason: str
+    last_sign: float
+    models: dict[str, Any] | None
+    epoch: float | None
+    kv_tokens: int
+    sample: SampleRow | None
+
+
+class Members(Message):
+    """Replicas that were probed, or have changed."""
+
+    members: Sequence[Member]
+
+
+class Drain(Message):
+    """Stop. `accept`: seconds in which new connections are taken still; `idle`: in which open ones may ask once more;
+    `timeout`: until which what is under way must have ended. All from now."""
+
+    accept: float
+    idle: float
+    timeout: float
+
+
+class Report(Message):
+    """Tell now what was not told yet, and how things stand."""
+
+    serial: int
+
+
+class Explain(Message):
+    """Where would a request with this path and body go?"""
+
+    serial: int
+    path: str
+    body: bytes
+
+
+# From a worker to the supervisor.
+
+
+class Applied(Message):
+    """The settings of this number are in effect; after the first ones the worker serves."""
+
+    serial: int
+
+
+class Records(Message):
+    """Requests that have ended, and how late timers fired, in seconds."""
+
+    records: Sequence[RecordRow]
+    lags: Sequence[float]
+
+
+class Reported(Message):
+    """The answer to `Report`: requests that wait, by model; blocks in the index, by replica and in all; since the
+    worker's start what was evicted, and the log lines and messages dropped."""
+
+    serial: int
+    queued: Mapping[str, int]
+    held: Mapping[str, int]
+    blocks: int
+    evictions: int
+    log_dropped: int
+    dropped: Mapping[str, int]
+
+
+class Explained(Message):
+    """The answer to `Explain`, as JSON."""
+
+    serial: int
+    body: bytes
+
+
+class Refused(Message):
+    """A replica refused the connection: nobody listens there."""
+
+    replica: str
+
+
+class Full(Message):
+    """A replica refused a request: nothing new there for so many seconds. It goes to the other workers, too."""
+
+    replica: str
+    seconds: float
+
+
+class Ejected(Message):
+    """A replica failed too many requests, and is out for so many seconds. It goes to the other workers, too."""
+
+    replica: str
+    reason: str
+    seconds: float
+
+
+# Between routers.
+
+
+class Load(Message):
+    """A router's own load on these replicas, and with `whole` none on any other. Without a row and with the last number
+    again: nothing has changed since."""
+
+    peer: str
+    sequence: int
+    whole: bool
+    loads: Mapping[str, TotalsRow]
+
+
+class Placed(Message):
+    """Chains that were placed."""
+
+    peer: str
+    placed: Sequence[PlacedRow]
+
+
+class Learned(Message):
+    """What a router has learned; its heartbeat, too."""
+
+    peer: str
+    models: Sequence[ModelRow]
+    rates: Sequence[RateRow]
+
+
+class Corrected(Message):
+    """An engine no longer had this block."""
+
+    peer: str
+    replica: str
+    block: int
+
+
+class Bye(Message):
+    """A router is gone."""
+
+    peer: str
+
+
+Down = Settings | Members | Drain | Report | Explain
+Up = Applied | Records | Reported | Explained | Refused
+Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
+AnyMessage = Down | Up | Shared
+
+
+class Codec:
+    """Messages to bytes and back. One for each process: an encoder keeps a buffer."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+    def encode(self, message: Message) -> bytes:
+        """The payload of a frame."""
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes | memoryview) -> AnyMessage:
+        """Raises msgspec.DecodeError for what is no message."""
+        return self._decoder.decode(data)
+
+
+# Rows to the core's nouns.
+
+
+def record(row: RecordRow) -> Record:
+    """A finished request."""
+    stages, attempts = Stages(*row[6]), [Attempt(Settled(*settled), error) for settled, error in row[8]]
+    return Record(*row[:6], stages, row[7], attempts, row[9], row[10], row[11], row[12], row[13], row[14], row[15])
+
+
+def totals(row: TotalsRow) -> Totals:
+    """A load."""
+    return Totals(*row)
+
+
+def sample(row: SampleRow) -> EngineSample:
+    """An engine's gauges."""
+    return EngineSample(*row)
+
+
+def model(row: ModelRow) -> ModelNews:
+    """What was learned of a model."""
+    return ModelNews(row[0], row[1], row[2], LearnedNews(*row[3]))
+
+
+def rate(row: RateRow) -> RateNews:
+    """What was learned of a replica."""
+    return RateNews(*row)

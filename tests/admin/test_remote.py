@@ -1,0 +1,128 @@
+"""The commands that ask a running router, against an admin port that a test answers for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from router.admin import api
+from router.cli import main
+from router.core.types import EngineSample, State
+from tests.admin.test_api import TOKEN, Port
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def port() -> Port:
+    port = Port()
+    port.fleet.sampled("r0", EngineSample(9.0, 4, 2, 0.25))
+    return port
+
+
+@pytest.fixture
+async def url(port: Port) -> AsyncIterator[str]:
+    async with TestServer(api.make(port.admin())) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    return file
+
+
+async def command(*arguments: str) -> int:
+    """Run one command to its end, in a thread, since it has a loop of its own; its exit code."""
+
+    def run() -> int:
+        try:
+            main(arguments)
+        except SystemExit as left:
+            return int(left.code or 0)
+        return 0
+
+    return await asyncio.to_thread(run)
+
+
+Output = pytest.CaptureFixture[str]
+
+
+async def test_status_shows_the_router_and_its_replicas(url: str, port: Port, capsys: Output) -> None:
+    assert await command("status", "--admin", url) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "router   ready, 1 workers, policy prefix_affinity"
+    assert lines[1].split() == ["replica", "state", "model", "since", "requests", "no", "token", "waiting", "KV"]
+    assert lines[2].split() == ["r0", "ready", "llama", "10", "s", "0", "0", "2", "25%"]
+    assert lines[3].split() == ["r1", "ready", "llama", "10", "s", "0", "0"]
+
+
+async def test_status_of_a_router_that_is_not_ready_says_why_and_fails(url: str, port: Port, capsys: Output) -> None:
+    port.fleet.mark("r0", State.DOWN, "test", 0.0)
+    assert await command("status", "--admin", url) == 1
+    said = capsys.readouterr().out
+    assert "router   not ready" in said
+    assert "1 of 2 are ready, 2 wanted" in said
+    assert await command("status", "--json", "--admin", url) == 1
+    assert '"ready": false' in capsys.readouterr().out
+
+
+async def test_a_reload_shows_what_has_changed_and_what_needs_a_restart(
+    url: str, port: Port, token: Path, capsys: Output
+) -> None:
+    port.reloaded = (True, {"changed": ["a 1 -> 2"], "needs_restart": ["b 3 -> 4"]})
+    assert await command("reload", "--admin", url, "--token-file", str(token)) == 0
+    assert capsys.readouterr().out == "a 1 -> 2\nneeds a restart: b 3 -> 4\n"
+    port.reloaded = (True, {"changed": [], "needs_restart": []})
+    assert await command("reload", "--admin", url, "--token-file", str(token)) == 0
+    assert capsys.readouterr().out == "nothing has changed\n"
+
+
+async def test_a_reload_of_what_is_invalid_shows_what_is_wrong_where(
+    url: str, port: Port, token: Path, capsys: Output
+) -> None:
+    found = {"file": "f.yaml", "line": 3, "column": 5, "severity": "error", "code": "H103", "message": "unknown"}
+    port.reloaded = (False, {"diagnostics": [found, found | {"line": None, "column": None}]})
+    assert await command("reload", "--admin", url, "--token-file", str(token)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("f.yaml:3:5: error[H103]: unknown\nf.yaml: error[H103]: unknown\n")
+
+
+@pytest.mark.parametrize(("name", "drained"), [("drain", True), ("undrain", False)])
+async def test_a_replica_is_drained_and_undrained(
+    url: str, port: Port, token: Path, name: str, drained: bool, capsys: Output
+) -> None:
+    arguments = ("--admin", url, "--token-file", str(token))
+    assert await command(name, "r1", *arguments) == 0
+    assert capsys.readouterr().out == "r1 is draining, with 3 requests under way\n"
+    assert await command(name, "r9", *arguments) == 1
+    assert "no replica 'r9' here" in capsys.readouterr().err
+    assert port.drains == [("r1", drained), ("r9", drained)]
+
+
+@pytest.mark.parametrize("name", [("reload",), ("drain", "r1"), ("undrain", "r1")])
+async def test_without_the_token_the_router_says_what_it_wants(
+    url: str, port: Port, name: tuple[str, ...], tmp_path: Path, capsys: Output
+) -> None:
+    assert await command(*name, "--admin", url) == 1
+    assert "answers 401: this takes the token of admin.token_file" in capsys.readouterr().err
+    assert await command(*name, "--admin", url, "--token-file", str(tmp_path / "none")) == 2
+    assert "the token cannot be read" in capsys.readouterr().err
+    assert (port.drains, port.reloads) == ([], 0)
+
+
+@pytest.mark.parametrize("name", [("status",), ("reload",), ("drain", "r1"), ("undrain", "r1")])
+async def test_when_no_router_answers_the_exit_code_says_so(name: tuple[str, ...], capsys: Output) -> None:
+    assert await command(*name, "--admin", NOBODY) == 4
+    assert "no router answers" in capsys.readouterr().err
+
+
+async def test_explain_asks_with_the_body_of_a_file(url: str, port: Port, tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    assert await command("explain", "-f", str(file), "--json", "--path", "/v1/messages", "--admin", url) == 0
+    assert port.explained == [("/v1/messages", b"{}")]
+    assert '"decision": "route"' in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""What routers say to one another, and over what."""
