@@ -25,6 +25,7 @@ from router.fields import (
     MaybeShare,
     Model,
     Number,
+    OneOf,
     RequestPath,
     Size,
     Url,
@@ -151,7 +152,8 @@ class RoutingConfig(Model):
     text = "Where a request goes."
 
     policy: Annotated[
-        Literal["prefix_affinity", "round_robin", "random", "least_requests", "consistent_hash"],
+        str,
+        OneOf("prefix_affinity", *BASELINES),
         About("prefix_affinity sends a prompt to where its prefix is cached; the others are there to compare with."),
     ] = "prefix_affinity"
     prefix_block: Annotated[

@@ -1,8 +1,9 @@
 """What a setting's value may be, for pydantic: checked kinds and units, and the model that all sections are."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import CoreSchema, core_schema
 
 from router import values
 from router.values import Endpoint, Kind
@@ -19,6 +20,16 @@ MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]
 MaybeNumber = Annotated[float | None, Field(gt=0, allow_inf_nan=False), _UNITLESS]
 MaybeShare = Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False), _UNITLESS]
 RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
+
+
+class OneOf:
+    """In an annotation of `str`: a word out of `words`, where another module names them. Otherwise Literal says it."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.literal_schema(list(self.words))
 
 
 class Model(BaseModel):

@@ -52,7 +52,7 @@ def _lines(section: Section, indent: str) -> Iterator[str]:
     for name, child in section.children.items():
         if isinstance(child, Setting):
             yield from _comment(child.text, indent)
-            yield f"{indent}# {facts(child)}"
+            yield from _comment(facts(child), indent)
             yield f"{indent}{name}: {_value(child)}"
         else:
             yield from _comment(child.text, indent)

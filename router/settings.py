@@ -190,6 +190,9 @@ def _kind(field: Field) -> tuple[Kind, tuple[str, ...], bool]:
         return Kind.CHOICE, get_args(inner), nullable
     if get_origin(inner) is list:
         return Kind.TEXTS, (), nullable
+    words = next((tuple(entry.words) for entry in field.metadata if hasattr(entry, "words")), ())
+    if words:
+        return Kind.CHOICE, words, nullable
     told = next((entry for entry in field.metadata if isinstance(entry, Kind)), None)
     return told or _KINDS[inner], (), nullable
 

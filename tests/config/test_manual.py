@@ -70,13 +70,14 @@ def test_the_sample_is_the_defaults() -> None:
 
 
 def test_the_sample_has_every_setting_with_default_range_unit_reason_and_reload_class() -> None:
-    text = SAMPLE.read_text(encoding="utf-8")
+    text = " ".join(line.strip(" #") for line in SAMPLE.read_text(encoding="utf-8").split("\n"))
     for path, setting in LEAVES:
         value = values()
         for part in concrete(path):
             value = value[part]
         assert value == (setting.example if setting.required else setting.default)
-        fact = next(line for line in text.split("\n") if manual.facts(setting) in line)
+        fact = manual.facts(setting)
+        assert f"{fact} {path[-1]}: " in text
         assert fact.endswith(f"; {setting.reload}")
         assert setting.range in fact
         assert setting.unit in fact
