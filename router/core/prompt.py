@@ -2,7 +2,8 @@
 
 The bytes are not what the chat template renders, they only have to be equal where its rendering is: text is taken
 decoded, so JSON escaping and white space do not matter, and `content` as a string equals the same text in parts. An
-image or audio part contributes a hash of what it carries. Values are whatever a JSON decoder gives; a form that no
+image or audio part contributes a hash of what it carries, in which a hash stands for each long string, so that
+proxy/condense can take those out before anything is decoded. Values are whatever a JSON decoder gives; a form that no
 prompt can be read from raises `NoPrompt`, and the request then goes by load: the engine is the one to refuse it.
 
 This file must change in step with tests/golden: other bytes are other keys, which throw away a fleet's cache.
@@ -22,6 +23,9 @@ TURN, FIELD = "\x1e", "\x1f"
 """Before each message, and between its fields: control characters that text does not contain by accident."""
 
 SYSTEM_ROLES = ("system", "developer")
+
+LONG = 4096
+"""Length from which on a string in a part that is no text is hashed alone: no URL is longer, images in base64 are."""
 
 
 class NoPrompt(ValueError):
@@ -105,7 +109,7 @@ def _parts(content: Any) -> Iterable[str]:
         return
     for part in content if isinstance(content, list) else [content]:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        yield text if isinstance(text, str) else xxh3_128_hexdigest(_canonical(part))
+        yield text if isinstance(text, str) else digest(_canonical(_brief(part)))
 
 
 def _calls(calls: Any) -> Iterable[str]:
@@ -117,6 +121,20 @@ def _calls(calls: Any) -> Iterable[str]:
             yield _text(function.get("arguments"))
         else:
             yield _canonical(call).decode()
+
+
+def digest(data: bytes | memoryview) -> str:
+    """A hash that stands for these bytes: 32 characters."""
+    return xxh3_128_hexdigest(data)
+
+
+def _brief(value: Any) -> Any:
+    """The value with hashes in place of its long strings: JSON takes 40 ms to write 16 MiB, a hash of them 1 ms."""
+    if isinstance(value, str):
+        return digest(value.encode("utf-8", "surrogatepass")) if len(value) > LONG else value
+    if isinstance(value, Mapping):
+        return {key: _brief(inner) for key, inner in value.items()}
+    return [_brief(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import Protocol
 from uuid import uuid4
 
 from router.core.budget import RetryBudget
@@ -14,9 +15,11 @@ from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.record import Record
 from router.core.types import ReplicaId
-from router.proxy.openai import Asker
+from router.proxy.condense import Condenser
+from router.proxy.openai import Asker, Endpoint, Reading
 from router.proxy.upstream import Pool
 from router.proxy.waiting import Waiting
+from router.proxy.wire import Body
 
 MAX_STORED = 100_000
 """Response ids whose replica is remembered: some 20 MB, an hour of 30 stored responses a second."""
@@ -38,6 +41,20 @@ class Stored:
         self._replicas[stored] = replica
         if len(self._replicas) > self._bound:
             self._replicas.popitem(last=False)
+
+
+class Client(Protocol):
+    """The client's connection."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def done(self, keep_alive: bool) -> None:
+        """The answer is out; the connection may carry another."""
+        ...
+
+    def abort(self) -> None:
+        """Close without an end, so that the client sees that its answer is not whole."""
+        ...
 
 
 @dataclass
@@ -68,8 +85,17 @@ class Proxy:
     def __post_init__(self) -> None:
         self.stored = Stored()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.reading = asyncio.Lock()  # Held while a big body is read.
         self._prefix = uuid4().hex[:16]
         self._count = count(1)
+
+    async def read_big(self, endpoint: Endpoint, body: Body) -> Reading:
+        """An ask of a big body, made in slices; of one body at a time, so that a turn of the loop has one slice."""
+        async with self.reading:
+            condenser = Condenser(body)
+            for _ in condenser.slices():
+                await asyncio.sleep(0)
+            return self.asker.read_condensed(endpoint, body, condenser)
 
     def may_debug(self, token: bytes | None) -> bool:
         """Whether this token is the admin's; compared in constant time."""

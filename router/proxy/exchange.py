@@ -17,36 +17,22 @@ the end of an idle connection say nothing of a replica.
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from router.core.lease import Lease
 from router.core.record import Phase, UpstreamError
 from router.core.types import Ask, Outcome, Refusal, RefusalCause, ReplicaId, Route, Usage, Wait
 from router.proxy import answers, explaining, openai, verdict
 from router.proxy.answers import Answer, Style
-from router.proxy.context import Proxy
+from router.proxy.context import Client, Proxy
 from router.proxy.journal import Journal, Stage
-from router.proxy.openai import Use
+from router.proxy.openai import Reading, Use
 from router.proxy.relay import Relay
 from router.proxy.upstream import Connection, Loss, Pool
 from router.proxy.wire import Request, ResponseReader, request_head, response_head
 
 MAX_RESENDS = 1
 """Sends that may have been read before the process died: one, since each may be work lost."""
-
-
-class Client(Protocol):
-    """The client's connection."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def done(self, keep_alive: bool) -> None:
-        """The answer is out; the connection may carry another."""
-        ...
-
-    def abort(self) -> None:
-        """Close without an end, so that the client sees that its answer is not whole."""
-        ...
 
 
 class Exchange:
@@ -77,8 +63,8 @@ class Exchange:
 
     def start(self) -> None:
         """Answer, or find a replica."""
-        proxy, use = self._proxy, self._endpoint.use
-        match use:
+        proxy = self._proxy
+        match self._endpoint.use:
             case Use.MODELS:
                 ready = [replica.models for replica in proxy.fleet.ready]
                 self._answer(answers.models(ready) if ready else answers.health(0))
@@ -90,18 +76,28 @@ class Exchange:
                 self._journal.rejected = "forbidden_path"
                 self._answer(answers.forbidden(self._request.path))
             case _:
-                self._proxy.budget.request(time.monotonic())
-                self._ask = self._read(use)
-                self._find()
+                proxy.budget.request(time.monotonic())
+                self._read()
 
-    def _read(self, use: Use) -> Ask:
-        if use is Use.STORED:
-            stored = openai.stored_id(self._request.path)
-            return Ask(None, only=self._proxy.stored.get(stored))
-        reading = self._proxy.asker.read(self._endpoint, self._request.body)
-        if reading.previous is None:
-            return reading.ask
-        return reading.ask._replace(only=self._proxy.stored.get(reading.previous))
+    def _read(self) -> None:
+        endpoint, body = self._endpoint, self._request.body
+        if openai.is_big(endpoint, body):
+            self._spawn(self._read_big())
+        elif endpoint.use is Use.STORED:
+            self._asked(Reading(Ask(None), openai.stored_id(self._request.path)))
+        else:
+            self._asked(self._proxy.asker.read(endpoint, body))
+
+    async def _read_big(self) -> None:
+        """Cancelled when the client leaves."""
+        reading = await self._proxy.read_big(self._endpoint, self._request.body)
+        self._connecting = None
+        self._asked(reading)
+
+    def _asked(self, reading: Reading) -> None:
+        ask, previous = reading
+        self._ask = ask if previous is None else ask._replace(only=self._proxy.stored.get(previous))
+        self._find()
 
     # Route and lease. No await between the two.
 
@@ -309,7 +305,8 @@ class Exchange:
         """The client is gone: whatever phase this is in, the replica stops working for it."""
         if self._over:
             return
-        self._journal.left = Phase.STREAMING if self._relay is not None else Phase.WAITING
+        unread = Phase.UPLOADING if self._route is None else Phase.WAITING
+        self._journal.left = Phase.STREAMING if self._relay is not None else unread
         if self._waits:
             self._proxy.waiting.leave(self._ask.model, self)
             self._journal.left = Phase.QUEUED

@@ -18,7 +18,9 @@ from router.core.prompt import NoPrompt, Prompt
 from router.core.types import Ask
 from router.proxy import shapes
 from router.proxy.answers import Style
+from router.proxy.condense import BIG, Condenser
 from router.proxy.shapes import Fields
+from router.proxy.wire import Body
 
 
 class Use(StrEnum):
@@ -123,6 +125,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 } | dict.fromkeys(CONTROL_PATHS, _CONTROL)
 OTHER = Endpoint("other", Use.LOAD)
 
+_UNREAD = frozenset((Use.STORED, Use.LOAD))
+
 _PREFIXES = (("/v1/responses/", _STORED), ("/v1/audio/", _AUDIO), ("/reset_", _CONTROL))
 
 _MULTIPART_MODEL = re.compile(rb'name="model"[^\r\n]{0,256}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
@@ -144,6 +148,11 @@ def stored_id(path: str) -> str | None:
     return found[1] if found else None
 
 
+def is_big(to: Endpoint, body: Body) -> bool:
+    """Whether a body takes so long to read that it is condensed before: a JSON object, since nothing else is read."""
+    return len(body) > BIG and to.use not in _UNREAD and body[:64].lstrip().startswith(b"{")
+
+
 class Reading(NamedTuple):
     """An ask, and the id of the stored response that the request goes on from, if it names one."""
 
@@ -162,18 +171,30 @@ class Asker:
         self._tools_first = tools_first
         self._secret = secret
 
-    def read(self, to: Endpoint, body: bytes) -> Reading:
+    def read(self, to: Endpoint, body: Body) -> Reading:
         """What routing needs to know; an ask without a model or a prompt for what cannot be read."""
         if to.use is Use.LOAD:
             return Reading(Ask(None))
+        if is_big(to, body):
+            condenser = Condenser(body)
+            for _ in condenser.slices():
+                pass
+            return self.read_condensed(to, body, condenser)
         fields = shapes.fields(body)
-        if fields is None:
-            return Reading(Ask(_multipart_model(body)))
+        return Reading(Ask(_multipart_model(body))) if fields is None else self._reading(to, fields)
+
+    def read_condensed(self, to: Endpoint, body: Body, condenser: Condenser) -> Reading:
+        """The same for a big body that a condenser has gone through."""
+        small = condenser.body
+        fields = shapes.bare(body) if small is None else shapes.fields(small)
+        return Reading(Ask(None)) if fields is None else self._reading(to, fields, condenser.omitted)
+
+    def _reading(self, to: Endpoint, fields: Fields, omitted: int = 0) -> Reading:
         model = fields.model if isinstance(fields.model, str) else None
         previous = fields.previous_response_id if isinstance(fields.previous_response_id, str) else None
-        return Reading(self._ask(to, fields, model), previous)
+        return Reading(self._ask(to, fields, model, omitted), previous)
 
-    def _ask(self, to: Endpoint, fields: Fields, model: str | None) -> Ask:
+    def _ask(self, to: Endpoint, fields: Fields, model: str | None, omitted: int) -> Ask:
         streams = fields.stream is True
         if to.read is None:
             return Ask(model, streams=streams)
@@ -185,10 +206,10 @@ class Asker:
         except (NoPrompt, RecursionError, msgspec.MsgspecError):
             return Ask(model, streams=streams)
         hashes, tail = chain(read.data, root, self._block)
-        return Ask(model, hashes, tail, len(read.data), streams, read.tokens, read.answers)
+        return Ask(model, hashes, tail, len(read.data) + omitted, streams, read.tokens, read.answers)
 
 
-def _multipart_model(body: bytes) -> str | None:
+def _multipart_model(body: Body) -> str | None:
     """The `model` field of a form, which is peeked at; the form itself is forwarded as it came."""
     found = _MULTIPART_MODEL.search(body)
     return found[1].decode("utf-8", "replace") if found else None

@@ -136,7 +136,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._requests or self._ahead:
             self._proxy.loop.call_soon(self._go_on)
 
-    # What the exchange tells (exchange.Client).
+    # What the exchange tells (context.Client).
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)

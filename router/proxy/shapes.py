@@ -48,16 +48,34 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: Tokens | None = None
 
 
+class _Bare(msgspec.Struct):
+    """The fields that routing needs even of a request whose prompt is not read."""
+
+    model: Any = None
+    stream: Any = None
+    previous_response_id: Any = None
+
+
 _FIELDS = msgspec.json.Decoder(Fields)
+_BARE = msgspec.json.Decoder(_Bare)
 _USAGE = msgspec.json.Decoder(_Usage)
 
 
-def fields(body: bytes) -> Fields | None:
+def fields(body: bytes | bytearray) -> Fields | None:
     """The fields of a JSON object; None for a body that is none, or that nests beyond what can be read."""
     try:
         return _FIELDS.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
+
+
+def bare(body: bytes | bytearray) -> Fields | None:
+    """The same without anything that a prompt is made of, which msgspec skips at 1 ms for each MiB."""
+    try:
+        found = _BARE.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return Fields(found.model, stream=found.stream, previous_response_id=found.previous_response_id)
 
 
 def usage(data: bytes) -> Usage | None:

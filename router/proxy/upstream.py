@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
-from router.proxy.wire import ResponseReader
+from router.proxy.wire import Body, ResponseReader
 
 log = logging.getLogger("homing.proxy")
 
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         self.abandoned = False
         self._transport: asyncio.Transport
 
-    def send(self, sender: Sender, head: bytes, body: bytes, to_head: bool) -> None:
+    def send(self, sender: Sender, head: bytes, body: Body, to_head: bool) -> None:
         """Send one request; `sender` hears of the response until it is complete or the connection lost."""
         self._sender = sender
         self._busy = True

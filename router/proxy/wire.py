@@ -15,6 +15,9 @@ import httptools
 Headers = list[tuple[bytes, bytes, bytes]]
 """Fields in their order: lower-case name, name as it came, value."""
 
+Body = bytes | bytearray
+"""A request's body: the bytes that came in one piece, or what several were appended to. Nobody changes it."""
+
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
     b" upgrade".split()
@@ -55,7 +58,7 @@ class Request(NamedTuple):
     method: bytes
     target: bytes
     headers: Headers
-    body: bytes
+    body: Body
     keep_alive: bool
     http_1_0: bool
     id: bytes | None
@@ -109,7 +112,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers: Headers = []
-        self._pieces: list[bytes] = []
+        self._body: Body = b""
         self._body_size = 0
         self._begun = self._headed = False
 
@@ -147,17 +150,22 @@ class RequestReader:
         self._body_size += len(body)
         if self._body_size > self._max_body:
             raise self._too_large()
-        self._pieces.append(body)
+        if not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:  # Not joined at the end: 16 MiB in a new place take 10 ms, and here each piece its share.
+            self._body = bytearray(self._body)
+            self._body += body
 
     def on_message_complete(self) -> None:
-        pieces = self._pieces
         modern = self._version == "1.1"
         self._done.append(
             Request(
                 self._parser.get_method(),
                 self._url if self._url.startswith(b"/") else _origin_form(self._url),
                 self._headers,
-                pieces[0] if len(pieces) == 1 else b"".join(pieces),
+                self._body,
                 modern and self._parser.should_keep_alive(),
                 not modern,
                 self._id,
@@ -166,7 +174,7 @@ class RequestReader:
         )
         self._begun = self._headed = self.wants_continue = False
         self._unused = 0
-        self._pieces = []
+        self._body = b""
 
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
