@@ -133,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         if self._exchange is not None:
             self._exchange.client_paused(False)
-        elif self._requests or self._ahead:
+        elif self._more():
             self._proxy.loop.call_soon(self._go_on)
 
     # What the exchange tells (exchange.Client).
@@ -144,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
     def done(self, keep_alive: bool) -> None:
         """The answer is out."""
         self._exchange = None
-        if keep_alive and (self._requests or self._ahead):
+        if keep_alive and self._more():
             self._proxy.loop.call_soon(self._go_on)
         elif self._last or not keep_alive:
             self._close()
@@ -168,6 +168,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
 
     # Requests.
+
+    def _more(self) -> bool:
+        """Whether there is something to do that has already come."""
+        return bool(self._requests or self._ahead or self._reader.unsaid)
 
     def _read(self, data: bytes) -> None:
         try:

@@ -1,8 +1,9 @@
 """HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
 
-httptools (llhttp) parses heads and framing; what it leaves open is checked here: the version, exactly one Host, no
-transfer coding but `chunked`, none in HTTP/1.0, bounded head and body, no Upgrade. Nothing here knows of sockets,
-routes or models.
+httptools (llhttp) parses heads and framing; what it leaves open is checked here: the version, exactly one Host that is
+one, the target's form, no transfer coding but `chunked`, none in HTTP/1.0, bounded head and body. An Upgrade is
+ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models. docs/http.md tells
+what is taken and what is refused.
 """
 
 import re
@@ -36,7 +37,14 @@ VERSIONS = frozenset(("1.0", "1.1"))
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-_AUTHORITY = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
+NOT_SERVED = frozenset((b"CONNECT", b"TRACE"))
+"""A tunnel goes past all that a router is for, and an echo gives away what it adds to a request."""
+
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]*)(?::[0-9]*)?")
+"""RFC 3986 section 3.2.2: an address in brackets or a name, which may be empty; and a port."""
+
+_AUTHORITY = re.compile(rb"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE)
+"""RFC 9110 section 4.2: what precedes the path of an http URI. An empty host is refused, and one with a user, too."""
 
 
 class WireError(Exception):
@@ -68,7 +76,10 @@ class Request(NamedTuple):
 
 
 class RequestReader:
-    """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection."""
+    """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection.
+
+    `wants_continue` says that a request's head has come whose client waits for a 100 before it sends the body.
+    """
 
     def __init__(self, max_body: int) -> None:
         self._max_body = max_body
@@ -78,6 +89,8 @@ class RequestReader:
         self._id: bytes | None = None
         self._token: bytes | None = None
         self._version = ""
+        self._host: bytes | None = None
+        self._error: WireError | None = None
         self.wants_continue = False
         self.on_message_begin()
 
@@ -86,23 +99,47 @@ class RequestReader:
         """Whether no request has begun that is not whole yet."""
         return not self._begun
 
+    @property
+    def unsaid(self) -> bool:
+        """Whether `feed` has something to tell without more bytes: an error behind the requests that it gave, or that
+        the client waits for a 100."""
+        return self._error is not None or self.wants_continue
+
     def feed(self, data: bytes) -> list[Request]:
-        """Take bytes; returns the requests that they complete. Raises WireError."""
+        """Take bytes; returns the requests that they complete. Raises WireError; where whole requests came before what
+        is wrong, they are returned and the next call raises."""
+        if self._error is not None:
+            raise self._error
         self._unused += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise WireError(400, "bad_request", "this server does not switch protocols") from error
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, WireError):
-                raise error.__context__ from None
-            raise
-        except httptools.HttpParserError as error:
-            raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
-        if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
-            raise self._head_too_large()
+            self._parse(data)
+            if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
+                raise self._head_too_large()
+        except WireError as error:
+            if not self._done:
+                raise
+            self._error = error
+            self.wants_continue = False
         done, self._done = self._done, []
         return done
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # Its parser takes no more, and would leave its body unread. It is read again as if it had not asked.
+                self._done.pop()
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserCallbackError as error:
+                if isinstance(error.__context__, WireError):
+                    raise error.__context__ from None
+                raise
+            except httptools.HttpParserError as error:
+                raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
+            else:
+                return
 
     # llhttp's callbacks.
 
@@ -129,16 +166,16 @@ class RequestReader:
         self._version = self._parser.get_http_version()
         if self._version not in VERSIONS:
             raise WireError(505, "bad_request", "this server speaks HTTP/1.1")
+        self._method = self._parser.get_method()
+        self._target = _target(self._url, self._method)
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
-        self.wants_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        hosts = [name for name, _, _ in self._headers].count(b"host")
-        if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
-            raise WireError(400, "bad_request", "a request names exactly one Host")
-        codings = [value.strip().lower() for name, _, value in self._headers if name == b"transfer-encoding"]
-        if codings and (codings != [b"chunked"] or self._version == "1.0"):
-            raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
+        self._check_host(fields.get(b"host"))
+        if b"transfer-encoding" in fields:
+            self._check_codings()
+        if b"expect" in fields and self._version == "1.1":
+            self._expected(fields[b"expect"])
         if int(fields.get(b"content-length", 0)) > self._max_body:
             raise self._too_large()
 
@@ -154,8 +191,8 @@ class RequestReader:
         modern = self._version == "1.1"
         self._done.append(
             Request(
-                self._parser.get_method(),
-                self._url if self._url.startswith(b"/") else _origin_form(self._url),
+                self._method,
+                self._target,
                 self._headers,
                 pieces[0] if len(pieces) == 1 else b"".join(pieces),
                 modern and self._parser.should_keep_alive(),
@@ -168,10 +205,42 @@ class RequestReader:
         self._unused = 0
         self._pieces = []
 
+    def _without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % (name, value) for lower, name, value in self._headers if lower != b"upgrade"]
+        start = b"%b %b HTTP/%b\r\n" % (self._method, self._url, self._version.encode())
+        return b"".join([start, *lines, b"\r\n"])
+
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
 
+    def _check_host(self, host: bytes | None) -> None:
+        """RFC 9112 section 3.2. A connection's requests mostly name the same one."""
+        hosts = [name for name, _, _ in self._headers].count(b"host")
+        if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
+            raise WireError(400, "bad_request", "a request names exactly one Host")
+        if host is not None and host != self._host and not _HOST.fullmatch(host.strip()):
+            raise WireError(400, "bad_request", "the Host is neither a name nor an address")
+        self._host = host
+
+    def _check_codings(self) -> None:
+        """RFC 9112 section 6.1. llhttp has refused those that do not end with `chunked`."""
+        if self._version == "1.0":
+            raise WireError(400, "bad_request", "HTTP/1.0 has no transfer codings")
+        fields = [value for name, _, value in self._headers if name == b"transfer-encoding"]
+        codings = [coding.strip().lower() for coding in b",".join(fields).split(b",")]
+        if codings != [b"chunked"]:
+            status = 400 if codings.count(b"chunked") != 1 or b"" in codings else 501
+            raise WireError(status, "bad_request", "the only transfer coding that is understood is `chunked`, once")
+
+    def _expected(self, expectation: bytes) -> None:
+        """RFC 9110 section 10.1.1. The field goes no further, so one that is not understood must not pass unnoticed."""
+        if expectation.strip().lower() != b"100-continue":
+            raise WireError(417, "bad_request", "the only expectation that is understood is 100-continue")
+        self.wants_continue = True
+
     def _head_too_large(self) -> WireError:
+        if len(self._url) > MAX_HEAD // 2:
+            return WireError(414, "bad_request", f"the target takes most of a head's {MAX_HEAD} bytes")
         return WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
 
     def _too_large(self) -> WireError:
@@ -293,14 +362,26 @@ class ResponseReader:
             self.complete = True
 
 
-def _origin_form(target: bytes) -> bytes:
-    """A target as it goes on: without the scheme and authority that a client of a forward proxy writes (RFC 9112
-    section 3.2.2 has servers take them); `*` as it is."""
-    found = _AUTHORITY.match(target)
-    if found is None:
-        return target
-    rest = target[found.end() :]
-    return rest if rest.startswith(b"/") else b"/" + rest
+def _target(url: bytes, method: bytes) -> bytes:
+    """A target as it goes on. Raises WireError for one that is none, and for a method that is not served.
+
+    That is the origin form; of the absolute form, which clients of a forward proxy write and any server must take, the
+    path (RFC 9112 section 3.2.2); of OPTIONS also the asterisk (section 3.2.4). A fragment is no part of a target: the
+    replica would drop it, and find another path than the one that was looked at here.
+    """
+    if method in NOT_SERVED:
+        raise WireError(501, "bad_request", f"{method.decode()} is not served")
+    if url.startswith(b"/"):
+        target = url
+    elif found := _AUTHORITY.match(url):
+        target = url[found.end() :]
+        if not target.startswith(b"/"):
+            target = b"*" if method == b"OPTIONS" and not target else b"/" + target
+    else:
+        target = url
+    if b"#" in target or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
+        raise WireError(400, "bad_request", "the target is neither a path nor an http URL")
+    return target
 
 
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
@@ -319,7 +400,10 @@ def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[byt
     lines = forwarded(request.headers, NOT_UPSTREAM)
     if request.body or request.method not in BODILESS:
         lines.append(b"content-length: %d\r\n" % len(request.body))
-    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, base, request.target, host)
+    target = request.target
+    if base and target != b"*":
+        target = base + target
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, target, host)
     return b"".join([start, *lines, *extra, b"\r\n"])
 
 
