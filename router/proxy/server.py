@@ -17,7 +17,8 @@ from router.proxy import answers
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
 from router.proxy.journal import Journal, Stage
-from router.proxy.wire import Request, RequestReader, WireError, response_head
+from router.proxy.syntax import WireError
+from router.proxy.wire import Request, RequestReader, response_head
 
 LINGER_SECONDS = 5.0
 """How long what a refused client still sends is discarded before its connection closes; nginx lingers as long."""

@@ -1,20 +1,18 @@
 """HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
 
-httptools (llhttp) parses heads and framing; what it leaves open is checked here: the version, exactly one Host that is
-one, the target's form, no transfer coding but `chunked`, none in HTTP/1.0, bounded head and body. An Upgrade is
-ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models. docs/http.md tells
-what is taken and what is refused.
+httptools (llhttp) parses heads and framing, `syntax` checks what it leaves open; head and body are bounded here. An
+Upgrade is ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models.
+docs/http.md tells what is taken and what is refused.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
 import httptools
 
-Headers = list[tuple[bytes, bytes, bytes]]
-"""Fields in their order: lower-case name, name as it came, value."""
+from router.proxy import syntax
+from router.proxy.syntax import Headers, WireError
 
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
@@ -31,29 +29,7 @@ BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 MAX_HEAD = 64 * 1024
 """Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
 
-VERSIONS = frozenset(("1.0", "1.1"))
-"""llhttp lets 0.9 and 2.0 pass in a request line."""
-
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
-
-
-NOT_SERVED = frozenset((b"CONNECT", b"TRACE"))
-"""A tunnel goes past all that a router is for, and an echo gives away what it adds to a request."""
-
-_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]*)(?::[0-9]*)?")
-"""RFC 3986 section 3.2.2: an address in brackets or a name, which may be empty; and a port."""
-
-_AUTHORITY = re.compile(rb"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE)
-"""RFC 9110 section 4.2: what precedes the path of an http URI. An empty host is refused, and one with a user, too."""
-
-
-class WireError(Exception):
-    """A request that cannot be taken; its connection closes. `reason` is as the metric names it."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
 
 
 class Request(NamedTuple):
@@ -164,18 +140,17 @@ class RequestReader:
         self._headed = True
         self._unused = 0
         self._version = self._parser.get_http_version()
-        if self._version not in VERSIONS:
-            raise WireError(505, "bad_request", "this server speaks HTTP/1.1")
         self._method = self._parser.get_method()
-        self._target = _target(self._url, self._method)
+        self._target = syntax.target(self._url, self._method, self._version)
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
-        self._check_host(fields.get(b"host"))
+        host = fields.get(b"host")
+        syntax.check_host(self._headers, host if host != self._host else None, self._version)
+        self._host = host
         if b"transfer-encoding" in fields:
-            self._check_codings()
-        if b"expect" in fields and self._version == "1.1":
-            self._expected(fields[b"expect"])
+            syntax.check_codings(self._headers, self._version)
+        self.wants_continue = b"expect" in fields and syntax.waits(fields[b"expect"], self._version)
         if int(fields.get(b"content-length", 0)) > self._max_body:
             raise self._too_large()
 
@@ -212,31 +187,6 @@ class RequestReader:
 
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
-
-    def _check_host(self, host: bytes | None) -> None:
-        """RFC 9112 section 3.2. A connection's requests mostly name the same one."""
-        hosts = [name for name, _, _ in self._headers].count(b"host")
-        if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
-            raise WireError(400, "bad_request", "a request names exactly one Host")
-        if host is not None and host != self._host and not _HOST.fullmatch(host.strip()):
-            raise WireError(400, "bad_request", "the Host is neither a name nor an address")
-        self._host = host
-
-    def _check_codings(self) -> None:
-        """RFC 9112 section 6.1. llhttp has refused those that do not end with `chunked`."""
-        if self._version == "1.0":
-            raise WireError(400, "bad_request", "HTTP/1.0 has no transfer codings")
-        fields = [value for name, _, value in self._headers if name == b"transfer-encoding"]
-        codings = [coding.strip().lower() for coding in b",".join(fields).split(b",")]
-        if codings != [b"chunked"]:
-            status = 400 if codings.count(b"chunked") != 1 or b"" in codings else 501
-            raise WireError(status, "bad_request", "the only transfer coding that is understood is `chunked`, once")
-
-    def _expected(self, expectation: bytes) -> None:
-        """RFC 9110 section 10.1.1. The field goes no further, so one that is not understood must not pass unnoticed."""
-        if expectation.strip().lower() != b"100-continue":
-            raise WireError(417, "bad_request", "the only expectation that is understood is 100-continue")
-        self.wants_continue = True
 
     def _head_too_large(self) -> WireError:
         if len(self._url) > MAX_HEAD // 2:
@@ -360,28 +310,6 @@ class ResponseReader:
     def on_message_complete(self) -> None:
         if self.status:
             self.complete = True
-
-
-def _target(url: bytes, method: bytes) -> bytes:
-    """A target as it goes on. Raises WireError for one that is none, and for a method that is not served.
-
-    That is the origin form; of the absolute form, which clients of a forward proxy write and any server must take, the
-    path (RFC 9112 section 3.2.2); of OPTIONS also the asterisk (section 3.2.4). A fragment is no part of a target: the
-    replica would drop it, and find another path than the one that was looked at here.
-    """
-    if method in NOT_SERVED:
-        raise WireError(501, "bad_request", f"{method.decode()} is not served")
-    if url.startswith(b"/"):
-        target = url
-    elif found := _AUTHORITY.match(url):
-        target = url[found.end() :]
-        if not target.startswith(b"/"):
-            target = b"*" if method == b"OPTIONS" and not target else b"/" + target
-    else:
-        target = url
-    if b"#" in target or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
-        raise WireError(400, "bad_request", "the target is neither a path nor an http URL")
-    return target
 
 
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:

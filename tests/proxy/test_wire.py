@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.proxy.wire import MAX_HEAD, Request, RequestReader, WireError, request_head, response_head
+from router.proxy.syntax import WireError
+from router.proxy.wire import MAX_HEAD, Request, RequestReader, request_head, response_head
 from tests.proxy.wires import CUTS, MAX_BODY, NOISE, Message, cut, halves, messages, read, survives
 
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
