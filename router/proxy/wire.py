@@ -5,6 +5,7 @@ Upgrade is ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows
 docs/http.md tells what is taken and what is refused.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -30,6 +31,13 @@ MAX_HEAD = 64 * 1024
 """Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+EMPTY = frozenset((204, 304))
+"""Statuses whose answer has no body, whatever its head says (RFC 9112 section 6.3)."""
+
+_REASON = re.compile(rb"[\t -~\x80-\xff]*")
+_CHUNKS_END = 5
+"""Bytes at the end of a chunked body: one that ends no line, and two line ends."""
 
 
 class Request(NamedTuple):
@@ -235,8 +243,13 @@ class ResponseReader:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
             raise httptools.HttpParserError("it switches protocols") from error
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ if isinstance(error.__context__, httptools.HttpParserError) else error from None
         body = data if headed else self._behind_head(data)
-        self._end = body[-2:] if len(body) > 1 else (self._end + body)[-2:]
+        end = body[-_CHUNKS_END:] if len(body) >= _CHUNKS_END else (self._end + body)[-_CHUNKS_END:]
+        if self.complete and self.chunked and end[0] in b"\r\n":
+            body = _without_empty_lines(self._end, body)
+        self._end = end
         return body
 
     def _behind_head(self, data: bytes) -> bytes:
@@ -262,7 +275,7 @@ class ResponseReader:
     @property
     def in_chunk(self) -> bool:
         """Whether the body on the wire stands within a chunk or its size line, where nothing may be put in."""
-        return self._chunk_open or self._end != b"\r\n"
+        return self._chunk_open or self._end[-2:] != b"\r\n"
 
     def eof(self) -> None:
         """The peer closed: the end of a body that has no other end."""
@@ -285,18 +298,33 @@ class ResponseReader:
         self.phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), name, value))
+        if not self.status:  # What comes after the head are trailers, which pass in the body's framing.
+            self.headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
+            if status < 100:
+                raise httptools.HttpParserError("its status is none")
             self._interim += 1
             self.phrase = b""
             return
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
+        if not _REASON.fullmatch(self.phrase):
+            self.phrase = b""
+        version = self._parser.get_http_version()
+        if version not in syntax.VERSIONS:
+            raise httptools.HttpParserError("it is of another version of HTTP")
+        if status not in EMPTY:
+            self._frame(version)
+
+    def _frame(self, version: str) -> None:
+        """Where the body ends; llhttp has refused a length beside a coding, and two lengths."""
         for name, _, value in self.headers:
             if name == b"transfer-encoding":
+                if self.chunked or value.lower() != b"chunked" or version == "1.0":
+                    raise httptools.HttpParserError("its transfer coding is not `chunked`, once, in HTTP/1.1")
                 self.chunked = True
             elif name == b"content-length":
                 self.length = int(value)
@@ -312,14 +340,23 @@ class ResponseReader:
             self.complete = True
 
 
+def _without_empty_lines(before: bytes, body: bytes) -> bytes:
+    """The end of a chunked body without the line ends that follow it, which llhttp skips; `before` precedes it."""
+    wire = before + body
+    behind = len(wire) - len(wire.rstrip(b"\r\n")) - len(b"\r\n\r\n")
+    return body[: len(body) - behind]
+
+
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
     """The lines of the fields that go on, in their order and spelling, without those in `drop`.
 
-    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it.
+    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it, but for the length
+    of a body, without which the other side would not find its end.
     """
     for lower, _, value in headers:
         if lower == b"connection":
-            drop = drop.union([part.strip().lower() for part in value.split(b",")])
+            named = [part.strip().lower() for part in value.split(b",")]
+            drop = drop.union([name for name in named if name != b"content-length"])
     return [b"%b: %b\r\n" % (name, value) for lower, name, value in headers if lower not in drop]
 
 
