@@ -51,17 +51,29 @@ class Case(NamedTuple):
         return Outcome(self.answers, self.kept, self.reaches)
 
 
+class Relayed(NamedTuple):
+    """What came of a replica's bytes: every byte that the client got, or the status of an error of the router's own."""
+
+    gets: bytes | int
+    kept: bool
+    reused: bool
+
+
 class Answered(NamedTuple):
-    """A replica's answer to `asked`, and every byte that the client `gets` of it; then the client's connection is
-    `kept` or closed, and the replica's is used again where `reused`."""
+    """A replica's answer to `asked`, and every byte that the client `gets` of it, or the status of the router's own
+    error; then the client's connection is `kept` or closed, and the replica's `reused` or not."""
 
     name: str
     rfc: str
     reply: Reply
-    gets: bytes
+    gets: bytes | int
     kept: bool = True
     reused: bool = True
     asked: bytes = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+
+    @property
+    def outcome(self) -> Relayed:
+        return Relayed(self.gets, self.kept, self.reused)
 
 
 def table(cases: Iterable[Case | Answered]) -> pytest.MarkDecorator:
@@ -208,19 +220,21 @@ async def came(on: Bench, case: Case, methods: Sequence[bytes] = ()) -> Outcome:
     return Outcome(tuple(got), kept, on.standin.taken())
 
 
-async def relayed(on: Bench, case: Answered) -> tuple[bytes, bool, bool]:
-    """Let the replica answer; what the client gets, and whether its connection and the replica's are kept."""
+async def relayed(on: Bench, case: Answered) -> Relayed:
+    """Let the replica answer; what comes of it."""
     on.standin.reply = case.reply
     pool = on.rig.worker.pools["r1"]
     pool.drop_idle()
+    gets: bytes | int
     async with line(on.rig) as client:
         await client.send([case.asked])
-        await client.until(case.gets)
-        if not case.kept:
-            await client.rest()
-        got, client.data = _without_ours(client.data), b""
-        reused = pool.idle > 0
+        if isinstance(case.gets, int):
+            [gets] = await client.answer(b"POST")
+        else:
+            await (client.until(case.gets) if case.kept else client.rest())
+            gets, client.data = _without_ours(client.data), b""
         on.standin.reply = OK
         kept = await client.kept()
+        reused = pool.idle > 0
     on.standin.taken()
-    return got, kept, reused
+    return Relayed(gets, kept, reused)
