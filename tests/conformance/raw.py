@@ -165,6 +165,12 @@ class Line:
         while len(_without_ours(self.data)) < len(data) and (more := await self._more()):
             self.data += more
 
+    async def through(self, mark: bytes) -> bytes:
+        """All that comes until these bytes have, or the router closes."""
+        while mark not in self.data and (more := await self._more()):
+            self.data += more
+        return self.data
+
     async def kept(self) -> bool:
         """Whether the router answers on this connection still; False where it has closed it without another byte."""
         if self.data:
