@@ -5,10 +5,12 @@ ask without a prompt, goes to the least loaded replica, and the engine's own 400
 routing needs are decoded; the body is forwarded as it came.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
@@ -138,8 +140,16 @@ def endpoint(path: str, allowed: Collection[str] = ()) -> Endpoint:
     """The table's row for a path, `OTHER` for one that is not in it, or that is engine control but allowed."""
     found = ENDPOINTS.get(path)
     if found is None:
-        found = next((row for prefix, row in _PREFIXES if path.startswith(prefix)), OTHER)
+        path = _plain(path)
+        found = ENDPOINTS.get(path) or next((row for prefix, row in _PREFIXES if path.startswith(prefix)), OTHER)
     return OTHER if found.use is Use.CONTROL and path in allowed else found
+
+
+def _plain(path: str) -> str:
+    """A path as a replica may read it: without escapes, empty segments and dots. `/%73leep` is `/sleep`."""
+    if "%" in path or "//" in path or "/." in path:
+        return "/" + posixpath.normpath(unquote(path)).lstrip("/")
+    return path
 
 
 def stored_id(path: str) -> str | None:

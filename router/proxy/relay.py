@@ -13,7 +13,7 @@ from typing import Protocol
 from router.core.types import Usage
 from router.proxy import shapes
 from router.proxy.answers import Style, broken_event
-from router.proxy.wire import HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
+from router.proxy.wire import EMPTY, HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
 
 TAIL = 16 * 1024
 """Bytes of an answer's end in which `usage` is looked for, and at most one read more. It is the last event but [DONE]
@@ -50,11 +50,13 @@ class Relay:
         self._tail_size = 0
         self._to_head = request.method == b"HEAD"
         self._left = response.length
-        unframed = response.length is None and not response.chunked and response.status not in {204, 304}
-        self._rechunk = unframed and not request.http_1_0 and not self._to_head
+        self._bodiless = self._to_head or response.status in EMPTY
+        unframed = response.length is None and not response.chunked and not self._bodiless
+        self._rechunk = unframed and not request.http_1_0
         self._dechunk = response.chunked and request.http_1_0
         self.keep_alive = request.keep_alive and not (request.http_1_0 or (unframed and not self._rechunk))
-        lines = forwarded(response.headers, _NO_LENGTH if response.chunked else HOP_BY_HOP)
+        no_length = response.chunked or response.status == 204
+        lines = forwarded(response.headers, _NO_LENGTH if no_length else HOP_BY_HOP)
         if (response.chunked and not request.http_1_0) or self._rechunk:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
@@ -65,7 +67,7 @@ class Relay:
         """Write what just arrived. `data` is body bytes on the wire; the decoded pieces are the response's."""
         pieces = self._response.pieces
         self._remember(pieces)
-        if self._to_head:
+        if self._bodiless:
             data = b""
         elif self._dechunk:
             data = b"".join(pieces)

@@ -17,7 +17,8 @@ from router.proxy import answers
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
 from router.proxy.journal import Journal, Stage
-from router.proxy.wire import Request, RequestReader, WireError, response_head
+from router.proxy.syntax import WireError
+from router.proxy.wire import Request, RequestReader, response_head
 
 LINGER_SECONDS = 5.0
 """How long what a refused client still sends is discarded before its connection closes; nginx lingers as long."""
@@ -133,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         if self._exchange is not None:
             self._exchange.client_paused(False)
-        elif self._requests or self._ahead:
+        elif self._more():
             self._proxy.loop.call_soon(self._go_on)
 
     # What the exchange tells (context.Client).
@@ -144,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
     def done(self, keep_alive: bool) -> None:
         """The answer is out."""
         self._exchange = None
-        if keep_alive and (self._requests or self._ahead):
+        if keep_alive and self._more():
             self._proxy.loop.call_soon(self._go_on)
         elif self._last or not keep_alive:
             self._close()
@@ -168,6 +169,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
 
     # Requests.
+
+    def _more(self) -> bool:
+        """Whether there is something to do that has already come."""
+        return bool(self._requests or self._ahead or self._reader.unsaid)
 
     def _read(self, data: bytes) -> None:
         try:

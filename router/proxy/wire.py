@@ -1,8 +1,8 @@
 """HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
 
-httptools (llhttp) parses heads and framing; what it leaves open is checked here: the version, exactly one Host, no
-transfer coding but `chunked`, none in HTTP/1.0, bounded head and body, no Upgrade. Nothing here knows of sockets,
-routes or models.
+httptools (llhttp) parses heads and framing, `syntax` checks what it leaves open; head and body are bounded here. An
+Upgrade is ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models.
+docs/http.md tells what is taken and what is refused.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import httptools
 
-Headers = list[tuple[bytes, bytes, bytes]]
-"""Fields in their order: lower-case name, name as it came, value."""
+from router.proxy import syntax
+from router.proxy.syntax import Headers, WireError
 
 Body = bytes | bytearray
 """A request's body: the bytes that came in one piece, or what several were appended to. Nobody changes it."""
@@ -33,22 +33,14 @@ BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 MAX_HEAD = 64 * 1024
 """Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
 
-VERSIONS = frozenset(("1.0", "1.1"))
-"""llhttp lets 0.9 and 2.0 pass in a request line."""
-
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
+EMPTY = frozenset((204, 304))
+"""Statuses whose answer has no body, whatever its head says (RFC 9112 section 6.3)."""
 
-_AUTHORITY = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
-
-
-class WireError(Exception):
-    """A request that cannot be taken; its connection closes. `reason` is as the metric names it."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
+_REASON = re.compile(rb"[\t -~\x80-\xff]*")
+_CHUNKS_END = 5
+"""Bytes at the end of a chunked body: one that ends no line, and two line ends."""
 
 
 class Request(NamedTuple):
@@ -71,7 +63,10 @@ class Request(NamedTuple):
 
 
 class RequestReader:
-    """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection."""
+    """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection.
+
+    `wants_continue` says that a request's head has come whose client waits for a 100 before it sends the body.
+    """
 
     def __init__(self, max_body: int) -> None:
         self._max_body = max_body
@@ -81,6 +76,8 @@ class RequestReader:
         self._id: bytes | None = None
         self._token: bytes | None = None
         self._version = ""
+        self._host: bytes | None = None
+        self._error: WireError | None = None
         self.wants_continue = False
         self.on_message_begin()
 
@@ -89,23 +86,47 @@ class RequestReader:
         """Whether no request has begun that is not whole yet."""
         return not self._begun
 
+    @property
+    def unsaid(self) -> bool:
+        """Whether `feed` has something to tell without more bytes: an error behind the requests that it gave, or that
+        the client waits for a 100."""
+        return self._error is not None or self.wants_continue
+
     def feed(self, data: bytes) -> list[Request]:
-        """Take bytes; returns the requests that they complete. Raises WireError."""
+        """Take bytes; returns the requests that they complete. Raises WireError; where whole requests came before what
+        is wrong, they are returned and the next call raises."""
+        if self._error is not None:
+            raise self._error
         self._unused += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise WireError(400, "bad_request", "this server does not switch protocols") from error
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, WireError):
-                raise error.__context__ from None
-            raise
-        except httptools.HttpParserError as error:
-            raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
-        if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
-            raise self._head_too_large()
+            self._parse(data)
+            if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
+                raise self._head_too_large()
+        except WireError as error:
+            if not self._done:
+                raise
+            self._error = error
+            self.wants_continue = False
         done, self._done = self._done, []
         return done
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # Its parser takes no more, and would leave its body unread. It is read again as if it had not asked.
+                self._done.pop()
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserCallbackError as error:
+                if isinstance(error.__context__, WireError):
+                    raise error.__context__ from None
+                raise
+            except httptools.HttpParserError as error:
+                raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
+            else:
+                return
 
     # llhttp's callbacks.
 
@@ -130,18 +151,17 @@ class RequestReader:
         self._headed = True
         self._unused = 0
         self._version = self._parser.get_http_version()
-        if self._version not in VERSIONS:
-            raise WireError(505, "bad_request", "this server speaks HTTP/1.1")
+        self._method = self._parser.get_method()
+        self._target = syntax.target(self._url, self._method, self._version)
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
-        self.wants_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        hosts = [name for name, _, _ in self._headers].count(b"host")
-        if hosts != 1 and not (hosts == 0 and self._version == "1.0"):
-            raise WireError(400, "bad_request", "a request names exactly one Host")
-        codings = [value.strip().lower() for name, _, value in self._headers if name == b"transfer-encoding"]
-        if codings and (codings != [b"chunked"] or self._version == "1.0"):
-            raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
+        host = fields.get(b"host")
+        syntax.check_host(self._headers, host if host != self._host else None, self._version)
+        self._host = host
+        if b"transfer-encoding" in fields:
+            syntax.check_codings(self._headers, self._version)
+        self.wants_continue = b"expect" in fields and syntax.waits(fields[b"expect"], self._version)
         if int(fields.get(b"content-length", 0)) > self._max_body:
             raise self._too_large()
 
@@ -162,8 +182,8 @@ class RequestReader:
         modern = self._version == "1.1"
         self._done.append(
             Request(
-                self._parser.get_method(),
-                self._url if self._url.startswith(b"/") else _origin_form(self._url),
+                self._method,
+                self._target,
                 self._headers,
                 self._body,
                 modern and self._parser.should_keep_alive(),
@@ -176,10 +196,17 @@ class RequestReader:
         self._unused = 0
         self._body = b""
 
+    def _without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % (name, value) for lower, name, value in self._headers if lower != b"upgrade"]
+        start = b"%b %b HTTP/%b\r\n" % (self._method, self._url, self._version.encode())
+        return b"".join([start, *lines, b"\r\n"])
+
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
 
     def _head_too_large(self) -> WireError:
+        if len(self._url) > MAX_HEAD // 2:
+            return WireError(414, "bad_request", f"the target takes most of a head's {MAX_HEAD} bytes")
         return WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
 
     def _too_large(self) -> WireError:
@@ -224,8 +251,13 @@ class ResponseReader:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
             raise httptools.HttpParserError("it switches protocols") from error
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ if isinstance(error.__context__, httptools.HttpParserError) else error from None
         body = data if headed else self._behind_head(data)
-        self._end = body[-2:] if len(body) > 1 else (self._end + body)[-2:]
+        end = body[-_CHUNKS_END:] if len(body) >= _CHUNKS_END else (self._end + body)[-_CHUNKS_END:]
+        if self.complete and self.chunked and end[0] in b"\r\n":
+            body = _without_empty_lines(self._end, body)
+        self._end = end
         return body
 
     def _behind_head(self, data: bytes) -> bytes:
@@ -251,7 +283,7 @@ class ResponseReader:
     @property
     def in_chunk(self) -> bool:
         """Whether the body on the wire stands within a chunk or its size line, where nothing may be put in."""
-        return self._chunk_open or self._end != b"\r\n"
+        return self._chunk_open or self._end[-2:] != b"\r\n"
 
     def eof(self) -> None:
         """The peer closed: the end of a body that has no other end."""
@@ -274,18 +306,33 @@ class ResponseReader:
         self.phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), name, value))
+        if not self.status:  # What comes after the head are trailers, which pass in the body's framing.
+            self.headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
+            if status < 100:
+                raise httptools.HttpParserError("its status is none")
             self._interim += 1
             self.phrase = b""
             return
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
+        if not _REASON.fullmatch(self.phrase):
+            self.phrase = b""
+        version = self._parser.get_http_version()
+        if version not in syntax.VERSIONS:
+            raise httptools.HttpParserError("it is of another version of HTTP")
+        if status not in EMPTY:
+            self._frame(version)
+
+    def _frame(self, version: str) -> None:
+        """Where the body ends; llhttp has refused a length beside a coding, and two lengths."""
         for name, _, value in self.headers:
             if name == b"transfer-encoding":
+                if self.chunked or value.lower() != b"chunked" or version == "1.0":
+                    raise httptools.HttpParserError("its transfer coding is not `chunked`, once, in HTTP/1.1")
                 self.chunked = True
             elif name == b"content-length":
                 self.length = int(value)
@@ -301,24 +348,23 @@ class ResponseReader:
             self.complete = True
 
 
-def _origin_form(target: bytes) -> bytes:
-    """A target as it goes on: without the scheme and authority that a client of a forward proxy writes (RFC 9112
-    section 3.2.2 has servers take them); `*` as it is."""
-    found = _AUTHORITY.match(target)
-    if found is None:
-        return target
-    rest = target[found.end() :]
-    return rest if rest.startswith(b"/") else b"/" + rest
+def _without_empty_lines(before: bytes, body: bytes) -> bytes:
+    """The end of a chunked body without the line ends that follow it, which llhttp skips; `before` precedes it."""
+    wire = before + body
+    behind = len(wire) - len(wire.rstrip(b"\r\n")) - len(b"\r\n\r\n")
+    return body[: len(body) - behind]
 
 
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
     """The lines of the fields that go on, in their order and spelling, without those in `drop`.
 
-    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it.
+    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it, but for the length
+    of a body, without which the other side would not find its end.
     """
     for lower, _, value in headers:
         if lower == b"connection":
-            drop = drop.union([part.strip().lower() for part in value.split(b",")])
+            named = [part.strip().lower() for part in value.split(b",")]
+            drop = drop.union([name for name in named if name != b"content-length"])
     return [b"%b: %b\r\n" % (name, value) for lower, name, value in headers if lower not in drop]
 
 
@@ -327,7 +373,10 @@ def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[byt
     lines = forwarded(request.headers, NOT_UPSTREAM)
     if request.body or request.method not in BODILESS:
         lines.append(b"content-length: %d\r\n" % len(request.body))
-    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, base, request.target, host)
+    target = request.target
+    if base and target != b"*":
+        target = base + target
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, target, host)
     return b"".join([start, *lines, *extra, b"\r\n"])
 
 

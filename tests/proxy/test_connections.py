@@ -89,7 +89,7 @@ BAD = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "no http": (b"\x16\x03\x01\x00\xa1\x01\x00\x00\x9d\x03\x03", 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    "websocket": (get("/", "Connection: Upgrade", "Upgrade: websocket"), 400),
+    "CONNECT": (get("a:1", method="CONNECT"), 501),
     "smuggling": (post("/v1/anything", b"x", "Transfer-Encoding: chunked"), 400),
     "endless head": (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 70_000, 431),
 }

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.proxy.wire import MAX_HEAD, Request, RequestReader, WireError, request_head, response_head
+from router.proxy.syntax import WireError
+from router.proxy.wire import MAX_HEAD, Request, RequestReader, request_head, response_head
 from tests.proxy.wires import CUTS, MAX_BODY, NOISE, Message, cut, halves, messages, read, survives
 
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -111,15 +112,9 @@ REFUSED = {
     "no Host": b"GET / HTTP/1.1\r\n\r\n",
     "two Hosts": b"GET / HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n",
     "two Hosts in 1.0": b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
-    "upgrade": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-    "CONNECT": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": bytes.fromhex("16030100a1010000"),
     "chunked in 1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "gzip, chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "gzip in a field of its own": (
-        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    ),
     "identity": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\n",
     "length and chunked": (
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -150,6 +145,52 @@ def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
         assert refusal(first, second) == (400, "bad_request")
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"TRACE / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=["CONNECT", "TRACE", "gzip, chunked", "gzip in a field of its own"],
+)
+def test_what_is_understood_and_not_served_is_refused(data: bytes) -> None:
+    for first, second in halves(data):
+        assert refusal(first, second) == (501, "bad_request")
+
+
+UPGRADE = (
+    b"POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
+    b"Content-Length: 2\r\n\r\nhi"
+)
+
+
+def test_a_wish_to_upgrade_is_ignored_and_what_follows_is_read() -> None:
+    data = UPGRADE + GET + UPGRADE + UPGRADE + GET
+    whole = read(data)
+    assert [(request.path, request.body, request.keep_alive) for request in whole] == [
+        ("/", b"hi", True),
+        ("/health", b"", True),
+        ("/", b"hi", True),
+        ("/", b"hi", True),
+        ("/health", b"", True),
+    ]
+    for first, second in halves(data):
+        assert read(first, second) == whole
+
+
+def test_what_is_wrong_behind_a_whole_request_is_told_behind_it() -> None:
+    for wrong, status in ((b"get / HTTP/1.1\r\n", 400), (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505)):
+        reader = RequestReader(MAX_BODY)
+        assert [request.path for request in reader.feed(GET + POST + wrong)] == ["/health", "/v1/x"]
+        assert reader.unsaid
+        for _ in range(2):
+            with pytest.raises(WireError) as caught:
+                reader.feed(b"")
+            assert caught.value.status == status
+
+
 @pytest.mark.parametrize("version", [b"0.9", b"2.0"])
 def test_another_version_of_http_is_refused(version: bytes) -> None:
     with pytest.raises(WireError) as caught:
@@ -166,7 +207,7 @@ def test_a_head_has_a_bound_however_it_arrives(piece: int) -> None:
     for filler in (b"X: " + b"a" * MAX_HEAD, b"\r\n".join([b"X: " + b"a" * 1000] * 70)):
         data = b"GET / HTTP/1.1\r\nHost: a\r\n" + filler + b"\r\n\r\n"
         assert refusal(*[data[at : at + piece] for at in range(0, len(data), piece)]) == (431, "bad_request")
-    assert refusal(b"GET /" + b"a" * MAX_HEAD + b" HTTP/1.1\r\nHost: a\r\n\r\n") == (431, "bad_request")
+    assert refusal(b"GET /" + b"a" * MAX_HEAD + b" HTTP/1.1\r\nHost: a\r\n\r\n") == (414, "bad_request")
 
 
 def test_a_head_below_the_bound_is_taken_in_one_piece_or_many() -> None:
