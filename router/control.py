@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -46,7 +46,9 @@ HOUSEKEEPING = 1.0
 class Control:
     """One router's. `admin` is a listening socket, which it closes when it stops; `wanted` workers make it ready.
 
-    `pids` are all processes of the router, its own first; `restarts` is how often a worker was replaced.
+    `pids` are all processes of the router, its own first; `restarts` is how often a worker was replaced. `broken` ends
+    with an error when the router cannot go on. While it is `handing_over` to a new process, which has been told what
+    was so far, nobody can change anything here.
     """
 
     def __init__(
@@ -86,20 +88,36 @@ class Control:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
-        self.draining = False
+        self.broken: asyncio.Future[None] = self._loop.create_future()
+        self.draining = self.handing_over = False
 
     @property
     def config(self) -> Config:
         """What is in effect."""
         return self._running.config
 
-    async def start(self) -> None:
-        """Probe, and answer on the admin port."""
+    @property
+    def drained(self) -> Collection[ReplicaId]:
+        """The replicas that an operator lets get nothing new."""
+        return self._health.drained
+
+    async def start(self, drained: Collection[ReplicaId] = ()) -> None:
+        """Probe, and answer on the admin port. `drained` are replicas that were so before this process, if known."""
+        for replica in _urls(self.config).keys() & set(drained):
+            self._health.drain(replica)
         for work in (self._health.run(), self._keep_house()):
-            self._tasks.append(self._loop.create_task(work))
+            task = self._loop.create_task(work)
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
         self._runner = web.AppRunner(api.make(self._api()), access_log=None, shutdown_timeout=ADMIN_GRACE)
         await self._runner.setup()
         await web.SockSite(self._runner, self._admin).start()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Probes and housekeeping go on until they are cancelled. Without them the router would go by what it knew last
+        for ever, and nobody would see it: `broken` takes their error."""
+        if not task.cancelled() and not self.broken.done():
+            self.broken.set_exception(task.exception() or RuntimeError("a task has ended that never does"))
 
     async def stop(self) -> None:
         """Close everything; workers must have stopped, or stop when they see it."""
@@ -199,6 +217,7 @@ class Control:
             await asyncio.sleep(HOUSEKEEPING)
             for peer in self.fleet.peers.expire(time.monotonic()):
                 log.warning("worker %s has been silent for too long; its load counts no more", peer)
+            self.crew.watch()
             listed = _urls(self.config)
             for replica in list(self.fleet.replicas):
                 if replica.id not in listed and not replica.whole.requests:
@@ -212,7 +231,9 @@ class Control:
             self,
             lambda: self.config.routing.policy,
             lambda: len(self.crew.serving),
-            lambda: api.Rights(self.config.admin.mutations, self._running.secrets.admin_token),
+            lambda: api.Rights(
+                self.config.admin.mutations, self._running.secrets.admin_token, handing_over=self.handing_over
+            ),
             (Check("workers", self._short_of_workers),),
             (
                 Check("draining", lambda: "draining" if self.draining else None),

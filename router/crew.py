@@ -53,6 +53,11 @@ PATIENCE = 5.0
 """Seconds that an operator waits: for a reload to be in effect, or a request to be explained."""
 
 
+HUNG = 30
+"""Seconds of silence after which a worker is replaced, as long as gunicorn's `timeout`. Workers tell something every
+second, but the first word comes after an interpreter's start, on a machine that may be busy."""
+
+
 @dataclass
 class _Asked:
     """A question, and who has not answered yet."""
@@ -87,16 +92,37 @@ class Crew:
         self.hub = Hub(self._heard, self._gone)
         self.reports = Reports()
         self.serving: set[PeerId] = set()
+        self.has_served = False
+        self._silent: dict[PeerId, int] = {}
         self._began = asyncio.Event()
         self._serials = count(1)
         self._asked: dict[int, _Asked] = {}
         self._changed: set[ReplicaId] = set()
-        self._models: dict[ReplicaId, Mapping[str, object]] = {}
+        self._told: dict[ReplicaId, tuple[State, Mapping[str, object]]] = {}
 
-    async def join(self, peer: PeerId, line: socket.socket) -> None:
-        """Take in a worker that was just started; it serves some time later."""
-        await self.hub.join(peer, line)
+    async def join(self, peer: PeerId, line: socket.socket) -> asyncio.Event:
+        """Take in a worker that was just started; it serves some time later. The answer is set when it is lost."""
+        lost = await self.hub.join(peer, line)
+        self._silent[peer] = 0
         self._set(peer, next(self._serials))
+        now = self._now()
+        for replica in self._fleet.replicas:
+            if replica.state is State.EJECTED:
+                self.hub.send(peer, Ejected(replica.id, replica.reason, replica.conduct.until - now), must=True)
+            if replica.full_until > now:
+                self.hub.send(peer, Full(replica.id, replica.full_until - now), must=True)
+        return lost
+
+    def watch(self) -> None:
+        """Called every second. Part with a worker that has said nothing for HUNG of them: it hangs, and so would its
+        clients, until another one serves its sockets. Turns are counted and not seconds, since after a stop of the
+        whole machine all would look silent."""
+        for peer, turns in self._silent.items():
+            self._silent[peer] = turns + 1
+        for peer in [peer for peer, turns in self._silent.items() if turns > HUNG]:
+            log.error("worker %s has said nothing for %d s: it hangs, and is left to itself", peer, HUNG)
+            del self._silent[peer]
+            self.hub.cut(peer)
 
     async def complete(self, count: int) -> None:
         """Returns when so many serve."""
@@ -119,6 +145,8 @@ class Crew:
         asked = self._asked[serial] = _Asked(set(self.hub.peers))
         for peer in self.hub.peers:
             self._set(peer, serial)
+        # Who was removed is new if it comes again: workers that had let go of it know nothing of it.
+        self._told = {replica.id: (replica.state, replica.models) for replica in self._fleet.replicas}
         return await self._answered(serial, asked, PATIENCE)
 
     def drain(self, order: Drain) -> None:
@@ -165,17 +193,21 @@ class Crew:
         self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
 
     def _tell_changed(self) -> None:
+        """What a probe finds may be lost, the next one tells it anew; a change of state or of models may not."""
         changed, self._changed = self._changed, set()
-        members = []
+        members, must = [], False
         for replica in self._fleet.replicas:
             if replica.id in changed:
-                members.append(_member(replica, self._models.get(replica.id) != replica.models))
-                self._models[replica.id] = replica.models
-        self.hub.broadcast(Members(members))
+                state, models = self._told.get(replica.id, (None, None))
+                members.append(_member(replica, models != replica.models))
+                must |= state is not replica.state or models != replica.models
+                self._told[replica.id] = replica.state, replica.models
+        self.hub.broadcast(Members(members), must)
 
     # What they tell.
 
     def _heard(self, peer: PeerId, message: AnyMessage) -> None:
+        self._silent[peer] = 0
         match message:
             case Records():
                 for row in message.records:
@@ -220,6 +252,7 @@ class Crew:
         self._fleet.peers.bye(peer, self._now())
         self.reports.forget(peer)
         self.serving.discard(peer)
+        self._silent.pop(peer, None)
         for asked in self._asked.values():
             asked.had(peer)
 
@@ -230,6 +263,7 @@ class Crew:
             self.reports.take(peer, _report(message))
         elif isinstance(message, Applied):
             self.serving.add(peer)
+            self.has_served = True
             self._began.set()
         elif asked is not None:
             asked.body = message.body

@@ -2,18 +2,31 @@
 
 The old process starts the new one with its sockets' descriptors named in the environment, and waits at a pipe. Both
 take connections from the same sockets until the old one has let go of its own; the sockets themselves are never
-closed, so nobody is refused in between.
+closed, so nobody is refused in between. What an operator has said and no file knows, who is drained, goes along.
 """
 
 import os
 import socket
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from router.sockets import close_others
+
 VARIABLE = "HOMING_INHERITED"
-"""`ready:admin:clients,clients,...`, descriptors. Not a setting: those begin with HOMING__."""
+"""JSON of `_Told`. Not a setting: those begin with HOMING__."""
 
 READY = b"ready"
+
+
+class _Told(msgspec.Struct):
+    """Descriptors, and the ids of the replicas that are drained."""
+
+    ready: int
+    admin: int
+    clients: list[int]
+    drained: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,7 @@ class Inherited:
     ready: int
     admin: socket.socket
     clients: list[socket.socket]
+    drained: Collection[str]
 
     def tell_ready(self) -> None:
         """Say that this process serves now; nothing happens when nobody waits for that any more."""
@@ -39,19 +53,21 @@ def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
 
     Raises ValueError and OSError for what no router has given.
     """
-    told = environ.pop(VARIABLE, None)
-    if told is None:
+    variable = environ.pop(VARIABLE, None)
+    if variable is None:
         return None
-    ready, admin, clients = told.split(":")
-    sockets = [socket.socket(fileno=int(number)) for number in (admin, *clients.split(","))]
-    for one in sockets:
-        os.set_inheritable(one.fileno(), False)
-    os.set_inheritable(int(ready), False)
-    return Inherited(int(ready), sockets[0], sockets[1:])
+    told = msgspec.json.decode(variable, type=_Told)
+    close_others([told.ready, told.admin, *told.clients])
+    sockets = [socket.socket(fileno=number) for number in (told.admin, *told.clients)]
+    for one in (told.ready, told.admin, *told.clients):
+        os.set_inheritable(one, False)
+    return Inherited(told.ready, sockets[0], sockets[1:], told.drained)
 
 
-def told(ready: int, admin: socket.socket, clients: Sequence[socket.socket]) -> tuple[dict[str, str], list[int]]:
+def told(
+    ready: int, admin: socket.socket, clients: Sequence[socket.socket], drained: Collection[str]
+) -> tuple[dict[str, str], list[int]]:
     """The environment's entry for a new process, and the descriptors that it must get."""
     numbers = [one.fileno() for one in clients]
-    text = f"{ready}:{admin.fileno()}:{','.join(map(str, numbers))}"
+    text = msgspec.json.encode(_Told(ready, admin.fileno(), numbers, sorted(drained))).decode()
     return {VARIABLE: text}, [ready, admin.fileno(), *numbers]

@@ -18,6 +18,7 @@ from router.admin import requestlog
 from router.app import Worker, configuration
 from router.gossip.channel import Channel
 from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
+from router.sockets import close_others
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -82,9 +83,9 @@ async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
 def main(channel: int, *clients: int) -> None:
     """The process: `channel` and `clients` are descriptors of sockets."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # A terminal and systemd send them to all; the supervisor says what to do.
+        # A terminal and systemd send them to all; the supervisor says what to do.
+        signal.signal(number, signal.SIG_IGN)
+    close_others([channel, *clients])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     requestlog.to(sys.stdout)
     with contextlib.suppress(ConnectionError):  # The supervisor has ended before this process was up.

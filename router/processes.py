@@ -29,7 +29,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 at once."""
 
 COMPLAIN_AFTER = 3
-"""Quick ends in a row after which the log says that this will not mend itself."""
+"""Quick ends in a row after which this will not mend itself: the log says so, and a router that has never served ends,
+so that whoever started it knows."""
+
+PARTING = 1.0
+"""Seconds in which a worker whose channel is lost has ended, if that is why."""
 
 
 def python(*arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -39,70 +43,108 @@ def python(*arguments: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-P", *arguments], os.environ | {"PYTHONPATH": os.pathsep.join([home, *paths])}
 
 
+class CannotServe(RuntimeError):
+    """No worker has ever served, and those that were started have ended."""
+
+
 class Slot:
-    """One worker's place. `join` takes each process's name and its channel; `clients` are the sockets it serves."""
+    """One worker's place. `join` takes each process's name and its channel, and answers with what is set when that is
+    lost; `clients` are the sockets it serves; `served` says whether any worker of this router ever has."""
 
     def __init__(
-        self, number: int, clients: Sequence[socket.socket], join: Callable[[PeerId, socket.socket], Awaitable[None]]
+        self,
+        number: int,
+        clients: Sequence[socket.socket],
+        join: Callable[[PeerId, socket.socket], Awaitable[asyncio.Event]],
+        served: Callable[[], bool],
     ) -> None:
-        self._number, self._clients, self._join = number, clients, join
+        self._number, self._clients, self._join, self._served = number, clients, join, served
         self._process: Process | None = None
+        self._leaving: dict[Process, asyncio.Task[int]] = {}
         self._quick = 0
         self._stopping = asyncio.Event()
         self.restarts = 0
 
     @property
-    def pid(self) -> int | None:
-        """The worker's process id; None between two workers."""
-        return None if self._process is None else self._process.pid
+    def pids(self) -> list[int]:
+        """The worker's process id, and those of former ones that still end what they had begun."""
+        return [process.pid for process in self._processes()]
 
     async def run(self) -> None:
-        """Keep a worker in this place, until it is told to stop and the last one has ended."""
+        """Keep a worker in this place, until it is told to stop and all have ended. Raises CannotServe."""
         while not self._stopping.is_set():
             started = time.monotonic()
-            process = self._process = await self._start()
-            if self._stopping.is_set():  # Since then: it was not there yet to be told.
-                self.kill()
-            code = await process.wait()
-            self._process = None
+            how = await self._one()
             if not self._stopping.is_set():
                 self.restarts += 1
+                pause = self._pause(how, time.monotonic() - started)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), self._pause(code, time.monotonic() - started))
+                    await asyncio.wait_for(self._stopping.wait(), pause)
+        await asyncio.gather(*self._leaving.values())
 
     def stop(self) -> None:
         """Start no other worker. The one that is there ends when it is told over its channel."""
         self._stopping.set()
 
     def kill(self) -> None:
-        """End the worker at once."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """End the worker at once, and the former ones."""
+        for process in self._processes():
+            process.kill()
 
-    async def _start(self) -> Process:
+    def _processes(self) -> list[Process]:
+        """Those that have not ended."""
+        known = [*self._leaving, *([self._process] if self._process is not None else [])]
+        return [process for process in known if process.returncode is None]
+
+    async def _one(self) -> str:
+        """One worker, until it has ended or is on its own; how that was, in words.
+
+        One that has lost its channel obeys nobody and hears of nothing: it drains by itself, and another one serves
+        its sockets meanwhile. Nobody else would: they would fill, and their clients wait.
+        """
+        try:
+            process, lost = await self._start()
+        except OSError as error:
+            return f"cannot be started: {error}"
+        if self._stopping.is_set():  # Since then: it was not there yet to be told.
+            process.kill()
+        loop = asyncio.get_running_loop()
+        ended, alone = loop.create_task(process.wait()), loop.create_task(lost.wait())
+        await asyncio.wait((ended, alone), return_when=asyncio.FIRST_COMPLETED)
+        alone.cancel()
+        await asyncio.wait((ended,), timeout=PARTING)
+        self._process = None
+        if ended.done():
+            return _how(ended.result())
+        self._leaving[process] = ended
+        ended.add_done_callback(lambda _: self._leaving.pop(process))
+        return "its channel was lost, and it drains"
+
+    async def _start(self) -> tuple[Process, asyncio.Event]:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), *(one.fileno() for one in self._clients)]
             command, environment = python("-m", "router.joining", *map(str, descriptors))
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, pass_fds=descriptors, env=environment
-            )
-        await self._join(f"{self._number}.{process.pid}", ours)
-        return process
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=DEVNULL, pass_fds=descriptors, env=environment
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._process = process
+        return process, await self._join(f"{self._number}.{process.pid}", ours)
 
-    def _pause(self, code: int, lived: float) -> float:
-        """Seconds to wait before the next one; says what happened."""
+    def _pause(self, how: str, lived: float) -> float:
+        """Seconds to wait before the next one; says what happened. Raises CannotServe."""
         self._quick = self._quick + 1 if lived < QUICK else 0
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._quick - 1)) if self._quick else 0.0
-        log.error("worker %d has ended after %.1f s (%s); another one takes its place", self._number, lived, _how(code))
+        log.error("worker %d has ended after %.1f s (%s); another one takes its place", self._number, lived, how)
         if self._quick >= COMPLAIN_AFTER:
-            log.error(
-                "worker %d has ended %d times in a row soon after its start: what it wrote above should say why; "
-                "trying again in %g s",
-                self._number,
-                self._quick,
-                pause,
-            )
+            told = f"worker {self._number} has ended {self._quick} times in a row soon after its start"
+            if not self._served():
+                raise CannotServe(f"{told}, and none has ever served: what it wrote above should say why")
+            log.error("%s: what it wrote above should say why; trying again in %g s", told, pause)
         return pause
 
 

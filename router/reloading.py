@@ -52,9 +52,9 @@ def change(old: Running, loaded: Loaded, secrets: Secrets) -> Change:
     changed, needs_restart = [], []
     for path in [*before.keys(), *(after.keys() - before.keys())]:
         told = f"{'.'.join(path)} {_shown(before, path)} -> {_shown(after, path)}"
-        if _shown(before, path) == _shown(after, path):
-            continue
         found = after.get(path) or before[path]
+        if _shown(before, path) == _shown(after, path) or _is_said(path, found, path in before and path in after):
+            continue
         if found[0].reload == "restart":
             needs_restart.append(told)
             _keep(values, old.values, path)
@@ -82,6 +82,11 @@ def _leaves(section: Section, values: object, path: tuple[str, ...]) -> Iterator
             items = [(item.id, item) for item in value] if isinstance(value, list) else value.items()
             for key, item in items:
                 yield from _leaves(child, item, (*below, key))
+
+
+def _is_said(path: tuple[str, ...], leaf: _Leaf, both: bool) -> bool:
+    """Whether a setting of an item that comes or goes is no news: its id is in the path, and it has nothing else."""
+    return not both and (path[-1] == "id" or leaf[1] is None)
 
 
 def _shown(leaves: Mapping[tuple[str, ...], _Leaf], path: tuple[str, ...]) -> str:

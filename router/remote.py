@@ -69,7 +69,7 @@ def explain(
         body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         _complain(f"{file}: cannot be read: {error.strerror}", 2)
-    answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)))
+    answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)), "decision")
     if json:
         Console().print_json(data=answer)
     else:
@@ -88,7 +88,7 @@ def status(admin: Admin = URL, json: AsJson = False) -> None:
       homing status --json --admin http://router:9100
     """
     ready = asyncio.run(_ask("GET", admin, "/readyz"))
-    fleet = _good(asyncio.run(_ask("GET", admin, "/fleet")))
+    fleet = _good(asyncio.run(_ask("GET", admin, "/fleet")), "replicas", "workers", "policy")
     if json:
         Console().print_json(data={"ready": ready.status == 200, "why": ready.text, **fleet})
     else:
@@ -110,11 +110,11 @@ def reload(admin: Admin = URL, token_file: TokenFile = None) -> None:
     """
     answer = asyncio.run(_ask("POST", admin, "/reload", token=_token(token_file)))
     if answer.status == 422:
-        for found in answer.json()["diagnostics"]:
+        for found in _told(answer, "diagnostics")["diagnostics"]:
             place = ":".join(str(part) for part in (found["file"], found["line"], found["column"]) if part is not None)
             print(f"{place}: {found['severity']}[{found['code']}]: {found['message']}", file=sys.stderr)  # noqa: T201
         _complain("not reloaded: the configuration is not valid", INVALID)
-    told = _good(answer)
+    told = _good(answer, "changed", "needs_restart")
     for line in told["changed"] or ["nothing has changed"]:
         print(line)  # noqa: T201
     for line in told["needs_restart"]:
@@ -148,7 +148,8 @@ def undrain(replica: ReplicaName, admin: Admin = URL, token_file: TokenFile = No
 
 
 def _drain(path: str, replica: str, admin: str, token_file: Path | None) -> None:
-    told = _good(asyncio.run(_ask("POST", admin, path, {"replica": replica}, token=_token(token_file))))
+    answer = asyncio.run(_ask("POST", admin, path, {"replica": replica}, token=_token(token_file)))
+    told = _good(answer, "replica", "state", "requests")
     print(f"{told['replica']} is {told['state']}, with {told['requests']} requests under way")  # noqa: T201
 
 
@@ -174,17 +175,44 @@ async def _ask(
         ):
             return _Answer(url, answer.status, await answer.text())
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        _complain(
-            f"{url}: no router answers ({error or 'time-out'}). Is it running, and is --admin its admin URL?",
-            UNREACHABLE,
-        )
+        _unreachable(url, _why(error))
 
 
-def _good(answer: _Answer) -> Any:
-    """What a 200 says; any other ends the command with the router's own words."""
+def _why(error: Exception) -> str:
+    """One line of what went wrong with a connection."""
+    match error:
+        case TimeoutError():
+            return f"nothing within {TIMEOUT:g} s"
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return "that is no URL, as http://127.0.0.1:9100"
+        case aiohttp.ClientConnectorError():
+            return error.os_error.strerror or str(error)
+        case aiohttp.ClientResponseError():
+            return f"what answers speaks no HTTP: {error.message.splitlines()[0]}"
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _good(answer: _Answer, *keys: str) -> Any:
+    """What a 200 says, a dictionary with these keys; any other ends the command with the router's own words."""
     if answer.status != 200:
         _complain(f"{answer.url} answers {answer.status}: {_words(answer)}", INVALID)
-    return answer.json()
+    return _told(answer, *keys)
+
+
+def _told(answer: _Answer, *keys: str) -> Any:
+    """The answer's dictionary. Ends the command when it has not these keys: that is no router."""
+    try:
+        told = answer.json()
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or not told.keys() >= set(keys):
+        _unreachable(answer.url, "what answers is something else")
+    return told
+
+
+def _unreachable(url: str, why: str) -> NoReturn:
+    _complain(f"{url}: no router answers ({why}). Is it running, and is --admin its admin URL?", UNREACHABLE)
 
 
 def _words(answer: _Answer) -> str:
@@ -199,9 +227,12 @@ def _token(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        return file.read_text(encoding="ascii").strip()
+        token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         _complain(f"{file}: the token cannot be read: {error}", 2)
+    if not token.isprintable():
+        _complain(f"{file}: that is no token, which is one line", 2)
+    return token
 
 
 def _complain(text: str, code: int) -> NoReturn:

@@ -1,4 +1,6 @@
-"""Sockets that listen, and who has a port that is taken. Its words for what fails complete "cannot listen: ...".
+"""Sockets that listen, who has a port that is taken, and what a process does not keep of what it inherits.
+
+Its words for what fails complete "cannot listen: ...".
 
 The owner of a port is read from /proc (Linux); elsewhere, or where another user's process hides it, nobody is named.
 """
@@ -7,6 +9,7 @@ import errno
 import os
 import re
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from router.values import Endpoint
@@ -14,6 +17,9 @@ from router.values import Endpoint
 BACKLOG = 4096
 LISTENING = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
+
+STANDARD_ERROR = 2
+"""The last of the descriptors that every process has."""
 
 
 class CannotListen(Exception):
@@ -122,3 +128,16 @@ def _name(process: Path) -> str:
         return (process / "comm").read_text().strip()
     except OSError:
         return "unknown"
+
+
+def close_others(wanted: Collection[int]) -> None:
+    """Close every descriptor but the standard ones and these; for a process that has just begun.
+
+    uvloop starts children with copies of their standard streams that they inherit beside these. Each generation would
+    hand its own on to the next, three more at each handover, until there is no descriptor left.
+    """
+    before = STANDARD_ERROR
+    for one in sorted(wanted):
+        os.closerange(before + 1, one)
+        before = one
+    os.closerange(before + 1, os.sysconf("SC_OPEN_MAX"))

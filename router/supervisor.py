@@ -4,7 +4,8 @@
     SIGUSR2           a new supervisor takes over the sockets; once it serves, this one drains
 
 A worker that ends by itself is replaced (processes.py). Each listens on a socket of its own at the same address
-(SO_REUSEPORT), made once here and never closed while this process serves.
+(SO_REUSEPORT), made once here and never closed while this process serves. What cannot be mended from here, as workers
+that never serve, ends the process, drained and with exit code 1, so that whoever started it knows.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import DEVNULL
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path as File
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvloop
@@ -31,7 +32,7 @@ from router.gossip.messages import Drain
 from router.handover import READY, Inherited
 from router.joining import LOG_FORMAT
 from router.loading import Loaded, Secrets, load
-from router.processes import Slot, python
+from router.processes import CannotServe, Slot, python
 from router.render import MAX_SHOWN, is_colored, problem_text
 from router.sockets import CannotListen, is_at, listen, listen_shared
 from router.values import Endpoint
@@ -64,32 +65,43 @@ class Supervisor:
         self._loaded, self._clients, self._admin = loaded, clients, admin
         wanted = workers(loaded)
         self._control = Control(loaded, secrets, admin, wanted, self._pids, self._restarts)
+        crew = self._control.crew
         # A process that had more workers leaves more sockets than there are now; each must be served by somebody.
-        self._slots = [Slot(i, clients[i::wanted], self._control.crew.join) for i in range(wanted)]
+        self._slots = [Slot(i, clients[i::wanted], crew.join, lambda: crew.has_served) for i in range(wanted)]
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
-        self._replacing = self._replaced = False
+        self._told_to_stop = self._serves = self._replacing = self._replaced = False
+        self._reloading = self._reload_again = self._reload_next = False
 
-    async def run(self, inherited: Inherited | None) -> None:
-        """Serve until a signal says otherwise, then drain. Returns when all workers have ended."""
+    async def run(self, inherited: Inherited | None) -> bool:
+        """Serve until a signal says otherwise, or it cannot be done any more, and drain. Returns when all workers have
+        ended: False when something was wrong, which the log has."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_stop)
         self._loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload()))
         self._loop.add_signal_handler(signal.SIGUSR2, lambda: self._spawn(self._replace()))
-        await self._control.start()
+        await self._control.start(inherited.drained if inherited is not None else ())
+        stop = self._loop.create_task(self._stop.wait())
         if inherited is not None:
-            await self._control.probed(PROBED)
+            probed = self._loop.create_task(self._control.probed(PROBED))
+            await asyncio.wait((probed, stop), return_when=asyncio.FIRST_COMPLETED)
         ended = [self._loop.create_task(slot.run()) for slot in self._slots]
         self._spawn(self._say_serving(inherited))
-        stop = self._loop.create_task(self._stop.wait())
-        done, _ = await asyncio.wait([stop, *ended], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()  # A slot ends only by an error before it is told to.
+        ends: list[asyncio.Future[Any]] = [stop, self._control.broken, *ended]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        errors = [error for task in done if (error := task.exception()) is not None]
+        for error in errors:
+            log.critical("this router cannot go on: %s", error, exc_info=_unforeseen(error))
+        self._stop.set()
         await self._drain(ended)
+        return not errors
 
     async def _say_serving(self, inherited: Inherited | None) -> None:
         await self._control.crew.complete(len(self._slots))
+        if self._stop.is_set():
+            return
+        self._serves = True
         states = {replica.id: replica.state for replica in self._control.fleet.replicas}
         print(_banner(self._loaded, states, self._clients[0], self._admin), file=sys.stderr, flush=True)  # noqa: T201
         if inherited is not None:
@@ -98,42 +110,79 @@ class Supervisor:
     # Signals.
 
     def _on_stop(self) -> None:
-        if self._stop.is_set():
+        if self._told_to_stop:
             log.warning("told to stop once more: ending at once")
             for slot in self._slots:
                 slot.kill()
+        self._told_to_stop = True
         self._stop.set()
 
     async def _reload(self) -> None:
-        await self._control.reload()
+        """One at a time; however many are asked for meanwhile are one more. A process that takes over may have read
+        the file before it was changed, so it is told in its turn."""
+        self._reload_again, self._reload_next = True, True
+        if self._reloading:
+            return
+        self._reloading = True
+        try:
+            while self._reload_again:
+                self._reload_again = False
+                await self._control.reload()
+        finally:
+            self._reloading = False
 
     async def _replace(self) -> None:
-        if self._replacing or self._stop.is_set():
-            log.warning("SIGUSR2: this process is being replaced already, or has been told to stop")
+        if self._replacing or self._stop.is_set() or not self._serves:
+            log.warning("SIGUSR2: this process does not serve yet, is being replaced already, or is to stop")
             return
-        self._replacing = True
-        self._replaced = await self._successor()
-        self._replacing = False
+        self._replacing = self._control.handing_over = True
+        self._reload_next = False
+        try:
+            self._replaced = await self._successor()
+        except OSError as error:
+            log.error("no new process can be started (%s); this one goes on", error)  # noqa: TRY400  No bug of ours.
+        finally:
+            self._replacing = self._control.handing_over = False
         if self._replaced:
             self._stop.set()
 
     async def _successor(self) -> bool:
-        """Start a new supervisor on our sockets; whether it serves."""
+        """Start a new supervisor on our sockets; whether it serves. One that is not wanted any more is told to stop.
+
+        Raises OSError.
+        """
         ours, theirs = os.pipe()
-        inheritance, descriptors = handover.told(theirs, self._admin, self._clients)
+        try:
+            process = await self._start_successor(theirs)
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        log.info("process %d takes over", process.pid)
+        stop, ready = (self._loop.create_task(each) for each in (self._stop.wait(), _told_ready(ours)))
+        serves = False
+        try:
+            await asyncio.wait((stop, ready), return_when=asyncio.FIRST_COMPLETED)
+            serves = not stop.done() and ready.result()
+        finally:
+            stop.cancel()
+            ready.cancel()
+            if not serves or self._reload_next:
+                with contextlib.suppress(ProcessLookupError):  # It may have ended by itself.
+                    process.send_signal(signal.SIGHUP if serves else signal.SIGTERM)
+        if not serves:
+            what = "is not wanted any more" if self._stop.is_set() else "does not serve; this one goes on"
+            log.error("process %d %s", process.pid, what)
+            await process.wait()
+        return serves
+
+    async def _start_successor(self, ready: int) -> Process:
+        inheritance, descriptors = handover.told(ready, self._admin, self._clients, self._control.drained)
         command, environment = python("-m", "router.cli", "serve", "--config", self._loaded.document.source.name)
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, pass_fds=descriptors, env=environment | inheritance
         )
-        os.close(theirs)
-        log.info("process %d takes over", process.pid)
-        if await _told_ready(ours):
-            return True
-        log.error("process %d does not serve; this one goes on", process.pid)
-        with contextlib.suppress(ProcessLookupError):  # It may have ended by itself.
-            process.terminate()
-        await process.wait()
-        return False
 
     # The end.
 
@@ -156,6 +205,7 @@ class Supervisor:
             for slot in self._slots:
                 slot.kill()
             await asyncio.wait(late)
+        await asyncio.gather(*ended, return_exceptions=True)  # `run` has told of the first; others fail alike.
         closing.cancel()
         self._close()
         await self._control.stop()
@@ -170,13 +220,23 @@ class Supervisor:
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a signal's work has failed; this process goes on", exc_info=error)
 
     def _pids(self) -> list[int]:
-        return [os.getpid(), *(slot.pid for slot in self._slots if slot.pid is not None)]
+        return [os.getpid(), *(pid for slot in self._slots for pid in slot.pids)]
 
     def _restarts(self) -> int:
         return sum(slot.restarts for slot in self._slots)
+
+
+def _unforeseen(error: BaseException) -> BaseException | None:
+    """An error whose traceback helps; what a worker's end is due to is not in here."""
+    return None if isinstance(error, CannotServe) else error
 
 
 async def _told_ready(pipe: int) -> bool:
@@ -256,12 +316,12 @@ def _url(listening: socket.socket) -> str:
     return f"http://{Endpoint(host, port)}"
 
 
-async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> None:
+async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> bool:
     clients, admin = _sockets(loaded, workers(loaded), inherited)
     with contextlib.ExitStack() as sockets:
         for one in (*clients, admin):
             sockets.enter_context(one)
-        await Supervisor(loaded, secrets, clients, admin).run(inherited)
+        return await Supervisor(loaded, secrets, clients, admin).run(inherited)
 
 
 def serve(config: Annotated[File, typer.Option("--config", "-c", help="The YAML file.", metavar="FILE")]) -> None:
@@ -280,20 +340,10 @@ def serve(config: Annotated[File, typer.Option("--config", "-c", help="The YAML 
         loaded = load(config)
         secrets = loaded.secrets()
         logging.basicConfig(level=loaded.config.log.level.upper(), format=LOG_FORMAT)
-        uvloop.run(_serve(loaded, secrets, handover.inherited(os.environ)))
+        well = uvloop.run(_serve(loaded, secrets, handover.inherited(os.environ)))
     except ConfigError as error:
         for problem in error.problems[:MAX_SHOWN]:
             print(problem_text(problem, is_colored(sys.stderr)), file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from error
-
-
-def version() -> None:
-    """Print the version.
-
-    Examples:
-
-      homing version
-
-      homing --version
-    """
-    print(installed("homing"))  # noqa: T201
+    if not well:
+        raise SystemExit(1)

@@ -25,6 +25,8 @@ from router.core.types import ReplicaId
 MAX_EXPLAINED = 32 << 20
 """Bytes of a body to explain: the default of `limits.body`."""
 
+HANDING_OVER = "a new process is taking over: ask again in a few seconds"
+
 DEFAULT_PATH = "/v1/chat/completions"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,10 +54,12 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Who may change something: `mutations` False: nobody; `token` None: nobody can show that he may."""
+    """Who may change something: `mutations` False: nobody; `token` None: nobody can show that he may; `handing_over`:
+    nobody now, since the process that takes over would not hear of it."""
 
     mutations: bool = True
     token: str | None = None
+    handing_over: bool = False
 
     def refusal(self, authorization: str) -> tuple[HTTPStatus, str] | None:
         """Why a request with this Authorization may change nothing; None when it may. Compared in constant time."""
@@ -64,8 +68,9 @@ class Rights:
         if self.token is None:
             return HTTPStatus.FORBIDDEN, "nothing can be changed over this port: admin.token_file is not set"
         scheme, _, token = authorization.partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
-            return None
+        told = token.strip().encode("utf-8", "surrogateescape")  # As aiohttp decodes a header's bytes.
+        if scheme.lower() == "bearer" and hmac.compare_digest(told, self.token.encode()):
+            return (HTTPStatus.CONFLICT, HANDING_OVER) if self.handing_over else None
         return HTTPStatus.UNAUTHORIZED, "this takes the token of admin.token_file: `Authorization: Bearer TOKEN`"
 
 
@@ -223,6 +228,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         response = _error(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} takes {' and '.join(allowed)}")
         response.headers["Allow"] = ",".join(allowed)
         return response
+    except ConnectionError:  # Whoever asked is gone, amid the body.
+        return _error(HTTPStatus.BAD_REQUEST, "the body broke off")
     except web.HTTPRequestEntityTooLarge:
         return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body here is at most {MAX_EXPLAINED} bytes")
 

@@ -69,6 +69,11 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def cut(self) -> None:
+        """Close at once, whatever was not sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
     # asyncio's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -107,8 +112,7 @@ class Channel(asyncio.Protocol):
 
     def _cut(self, why: str) -> None:
         log.error("a peer sent %s; its connection is closed", why)
-        if self._transport is not None:
-            self._transport.abort()
+        self.cut()
 
 
 def frame(payload: bytes) -> bytes:

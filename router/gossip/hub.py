@@ -4,6 +4,7 @@ News is passed on as the bytes it came in. A worker that joins is told the last 
 first pick sees what they have; one whose connection ends is said goodbye for to the others.
 """
 
+import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -36,8 +37,8 @@ class Hub:
         """Messages that a worker did not take, by kind."""
         return sum((channel.dropped for channel in self._channels.values()), self._dropped)
 
-    async def join(self, peer: PeerId, line: socket.socket) -> None:
-        """Speak with a worker over this socket, which the hub owns from now on."""
+    async def join(self, peer: PeerId, line: socket.socket) -> asyncio.Event:
+        """Speak with a worker over this socket, which the hub owns from now on; the answer is set when that is over."""
 
         def heard(message: AnyMessage, whole: bytes) -> None:
             self._take(peer, message, whole)
@@ -46,6 +47,12 @@ class Hub:
         for load in self._loads.values():
             channel.pass_on(load, Load.__name__)
         self._channels[peer] = channel
+        return channel.closed
+
+    def cut(self, peer: PeerId) -> None:
+        """End the connection with a worker at once; nothing happens when it is gone."""
+        if peer in self._channels:
+            self._channels[peer].cut()
 
     def send(self, peer: PeerId, message: Message, must: bool = False) -> None:
         """To one worker; nothing happens when it is gone."""

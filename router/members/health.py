@@ -93,7 +93,7 @@ class Health:
         self._fleet, self._urls, self._settings = fleet, dict(urls), settings
         self._rng, self._changed, self._observer = rng, changed, observer
         self._failures = dict.fromkeys(urls, 0)
-        self._drained: set[ReplicaId] = set()
+        self.drained: set[ReplicaId] = set()
         self._loops: dict[ReplicaId, asyncio.Task[None]] = {}
         self._start: Callable[[ReplicaId], None] | None = None
         self.missing: dict[ReplicaId, frozenset[str]] = {}
@@ -135,7 +135,7 @@ class Health:
         self._end(replica)
         del self._failures[replica]
         self.missing.pop(replica, None)
-        self._drained.discard(replica)
+        self.drained.discard(replica)
         self._mark(replica, State.DRAINING, "removed from the configuration", Cause.DRAINED)
 
     def _end(self, replica: ReplicaId) -> None:
@@ -145,13 +145,13 @@ class Health:
 
     def drain(self, replica: ReplicaId) -> None:
         """Let it get nothing new, whatever probes say, until it is undrained."""
-        self._drained.add(replica)
-        if self._fleet.replica(replica).state is State.READY:
+        self.drained.add(replica)
+        if self._fleet.replica(replica).alive:
             self._mark(replica, State.DRAINING, DRAINED, Cause.DRAINED)
 
     def undrain(self, replica: ReplicaId) -> None:
         """Let it take part again, if it is well."""
-        self._drained.discard(replica)
+        self.drained.discard(replica)
         if self._fleet.replica(replica).state is State.DRAINING:
             self._mark(replica, State.READY, "undrained", Cause.UNDRAINED)
 
@@ -183,7 +183,7 @@ class Health:
 
     def _wanted(self, replica: ReplicaId) -> tuple[State, str]:
         """The state of a replica that is well."""
-        return (State.DRAINING, DRAINED) if replica in self._drained else (State.READY, "answers /health")
+        return (State.DRAINING, DRAINED) if replica in self.drained else (State.READY, "answers /health")
 
     async def _probe(self, session: aiohttp.ClientSession, replica: ReplicaId) -> bool:
         begun = time.monotonic()

@@ -289,3 +289,29 @@ async def test_a_replica_is_drained_and_undrained_by_its_name(client: Client, po
         async with client.post(f"{path}?replica=r9", headers=BEARER) as response:
             assert (response.status, (await response.json())["error"]["replicas"]) == (404, ["r0", "r1"])
     assert port.drains == [("r1", True), ("r9", True), ("r1", False), ("r9", False)]
+
+
+@pytest.mark.parametrize("token", [b"wrong", b"\xff\xfe", b"", "t0kén".encode()], ids=repr)
+async def test_a_token_of_any_bytes_is_compared_and_none_is_an_error_of_ours(port: Port, token: bytes) -> None:
+    async with TestServer(api.make(port.admin())) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(
+            b"POST /reload HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %b\r\n\r\n" % token
+        )
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+    assert port.reloads == 0
+
+
+async def test_a_client_that_leaves_amid_its_body_is_no_error_of_ours(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TestServer(api.make(port.admin())) as server:
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST /explain HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.05)  # The body is awaited.
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+    assert port.explained == []
+    assert caplog.records == []

@@ -15,6 +15,29 @@ from tests.admin.test_api import TOKEN, Port
 NOBODY = "http://127.0.0.1:9"
 
 
+class Stranger:
+    """Whoever listens at an admin port's address: it gives one answer, or none."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.url = ""
+
+    async def __aenter__(self) -> "Stranger":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = "http://{}:{}".format(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(self.answer)
+        if not self.answer:
+            await reader.read()  # Until the command has had enough.
+        writer.close()
+
+
 @pytest.fixture
 def port() -> Port:
     port = Port()
@@ -126,3 +149,61 @@ async def test_explain_asks_with_the_body_of_a_file(url: str, port: Port, tmp_pa
     assert await command("explain", "-f", str(file), "--json", "--path", "/v1/messages", "--admin", url) == 0
     assert port.explained == [("/v1/messages", b"{}")]
     assert '"decision": "route"' in capsys.readouterr().out
+
+
+# Who answers is no router, or none in time.
+
+
+@pytest.fixture
+def two_lines(tmp_path: Path) -> Path:
+    file = tmp_path / "two"
+    file.write_text("one\ntwo\n")
+    return file
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[Stranger]:
+    async with Stranger() as stranger:
+        yield stranger
+
+
+COMMANDS = [("status",), ("reload",), ("drain", "r1"), ("undrain", "r1")]
+
+
+@pytest.mark.parametrize("answer", [b"ok", b"{}", b"[]", b'"replicas"'], ids=repr)
+@pytest.mark.parametrize("name", COMMANDS, ids=lambda name: name[0])
+async def test_an_answer_of_something_else_is_no_routers(
+    name: tuple[str, ...], answer: bytes, stranger: Stranger, token: Path, capsys: Output
+) -> None:
+    stranger.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(answer), answer)
+    words = (*name, "--admin", stranger.url, *(() if name == ("status",) else ("--token-file", str(token))))
+    assert await command(*words) == 4
+    assert "no router answers (what answers is something else)" in capsys.readouterr().err
+
+
+async def test_an_answer_that_is_no_http_is_no_routers(stranger: Stranger, capsys: Output) -> None:
+    stranger.answer = b"\x00\x01\r\n\r\n"
+    assert await command("status", "--admin", stranger.url) == 4
+    said = capsys.readouterr().err
+    assert "no router answers (what answers speaks no HTTP: Bad status line" in said
+    assert said.count("\n") == 1
+
+
+async def test_a_router_that_hangs_is_not_waited_for_long(
+    stranger: Stranger, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.remote.TIMEOUT", 0.3)
+    assert await command("status", "--admin", stranger.url) == 4
+    assert "no router answers (nothing within 0.3 s)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["router", "http://", "127.0.0.1:9100", "ftp://127.0.0.1"])
+async def test_an_address_that_is_none_is_told_as_such(url: str, capsys: Output) -> None:
+    assert await command("status", "--admin", url) == 4
+    assert "that is no URL, as http://127.0.0.1:9100" in capsys.readouterr().err
+
+
+async def test_a_file_with_more_than_a_token_is_not_sent(url: str, port: Port, two_lines: Path, capsys: Output) -> None:
+    assert await command("reload", "--admin", url, "--token-file", str(two_lines)) == 2
+    assert "that is no token, which is one line" in capsys.readouterr().err
+    assert port.reloads == 0

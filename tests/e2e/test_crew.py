@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from router.core.types import State
+from router.crew import HUNG
+from router.gossip.messages import Members, Message
 from tests.e2e.supervised import Crewed, Engine, crewed, eventually, finished, listed, streaming
-from tests.rig import until
+from tests.rig import hired, until
 from tests.scripted import HOST, ScriptedReplica
 
 
@@ -72,8 +77,9 @@ async def test_a_reload_changes_the_fleet_and_touches_no_stream(tmp_path: Path) 
             status, told = await router.post("/reload")
             assert status == 200
             assert "routing.spill.max_queued_requests 32 -> 99" in told["changed"]
-            assert f"replicas.r2.url {replicas[1].url} -> none" in told["changed"]
-            assert f"replicas.r4.url none -> {fourth.url}" in told["changed"]
+            assert [line for line in told["changed"] if line.startswith("replicas.")] == [
+                f"replicas.r2.url {replicas[1].url} -> none", f"replicas.r4.url none -> {fourth.url}",
+            ]  # fmt: skip
             await router.ready("r1", "r3", "r4")
             assert (await router.fleet())["replicas"]["r2"]["state"] == "draining"
             probes = len(replicas[1].probes)
@@ -91,6 +97,36 @@ async def test_a_reload_changes_the_fleet_and_touches_no_stream(tmp_path: Path) 
 
 async def gone(router: Crewed, replica: str) -> bool:
     return replica not in (await router.fleet())["replicas"]
+
+
+async def test_a_replica_that_was_removed_and_is_gone_serves_again_when_it_is_added_again(tmp_path: Path) -> None:
+    """Workers that had let go of it know nothing of it any more, not even its models."""
+    async with crewed(tmp_path, Engine()) as (router, replicas):
+        router.write(replicas=listed(replicas)[:1])
+        assert (await router.post("/reload"))[0] == 200
+        await eventually(lambda: gone(router, "r2"))
+        router.write(replicas=listed(replicas))
+        assert (await router.post("/reload"))[0] == 200
+        await router.ready("r1", "r2")
+        await eventually(lambda: serves(router, "r2"))
+
+
+async def test_a_replica_that_is_removed_and_comes_back_elsewhere_before_its_last_answer_is_out(tmp_path: Path) -> None:
+    engine = Engine()
+    async with crewed(tmp_path, engine) as (router, replicas), ScriptedReplica(engine) as third:
+        streams = await streaming(router, 20)
+        router.write(replicas=listed(replicas)[:1])
+        assert (await router.post("/reload"))[0] == 200
+        router.write(replicas=[listed(replicas)[0], listed([third], 2)[0]])
+        assert (await router.post("/reload"))[0] == 200
+        await router.ready("r1", "r2")
+        await eventually(lambda: serves(router, "r2"))
+        assert third.generated
+        engine.end()
+        await finished(streams)
+        assert all(stream.whole for stream in streams)
+        assert sum((await router.requests()).values()) == 0
+        await until(lambda: not any(worker._retired for worker in router.workers))
 
 
 async def test_a_replica_that_moves_is_found_at_its_new_address(tmp_path: Path) -> None:
@@ -171,7 +207,93 @@ async def test_limits_queues_and_paths_take_effect_live(tmp_path: Path) -> None:
         assert (await router.chat()).status == 200
 
 
+# What workers are told.
+
+
+async def test_what_a_probe_finds_may_be_lost_and_a_change_of_state_may_not(tmp_path: Path) -> None:
+    """A worker that hangs for a while would else send to a replica that is down, which is never told of again."""
+    async with crewed(tmp_path, Engine(), health={"interval": "60s"}) as (router, _):
+        control, sent = router.control, list[tuple[list[tuple[str, bool]], bool]]()
+
+        def broadcast(message: Message, must: bool = False) -> None:
+            assert isinstance(message, Members)
+            sent.append(([(member.state, member.models is not None) for member in message.members], must))
+
+        control.crew.hub.broadcast = broadcast  # type: ignore[method-assign]
+
+        def told() -> object:
+            control.crew.changed("r1")
+            control.crew._tell_changed()
+            return sent[-1]
+
+        assert told() == ([("ready", False)], False)
+        control.fleet.serves("r1", {"sim": {}, "another": {}})
+        assert told() == ([("ready", True)], True)
+        control.fleet.mark("r1", State.DOWN, "test", 0.0)
+        assert told() == ([("down", False)], True)
+        assert told() == ([("down", False)], False)
+
+
+async def test_a_worker_that_joins_knows_who_is_ejected_and_who_is_full(tmp_path: Path) -> None:
+    async with crewed(tmp_path, Engine(), replicas=4) as (router, _):
+        now = time.monotonic()
+        router.control._ejected("r1", "test", 60.0)
+        router.control.fleet.told_full("r2", now + 60.0)
+        router.workers.append(await hired(router.control, socket.create_server((HOST, 0)), "new"))
+        fleet = router.workers[-1].fleet
+        await until(lambda: fleet.replica("r1").state is State.EJECTED)
+        assert fleet.replica("r1").conduct.until == pytest.approx(now + 60.0, abs=5.0)
+        await until(lambda: fleet.replica("r2").state_now(time.monotonic()) is State.FULL)
+        assert [fleet.replica(name).state_now(now) for name in ("r3", "r4")] == [State.READY] * 2
+
+
+async def test_a_worker_that_says_nothing_for_long_is_parted_with(tmp_path: Path) -> None:
+    async with crewed(tmp_path, Engine()) as (router, _):
+        crew = router.control.crew
+        silent, _ = crew.hub.peers
+        for _ in range(HUNG + 1):
+            crew._silent[crew.hub.peers[1]] = 0
+            crew.watch()
+        await until(lambda: silent not in crew.hub.peers)
+        assert len(crew.serving) == 1
+        await until(lambda: sum(worker.stopped.is_set() for worker in router.workers) == 1)
+
+
+async def test_probes_that_end_are_the_end_of_the_router(tmp_path: Path) -> None:
+    """Nobody would see that what it knows of the fleet is old."""
+    async with crewed(tmp_path, Engine()) as (router, _):
+
+        def fail() -> None:
+            raise RuntimeError("a bug")
+
+        assert not router.control.broken.done()
+        router.control._health._readmit = fail  # type: ignore[method-assign]
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(router.control.broken, 5.0)
+        assert raised.group_contains(RuntimeError, match="a bug")
+
+
 # Drain and undrain of a replica; who may.
+
+
+async def test_an_ejected_replica_that_is_drained_is_not_readmitted(tmp_path: Path) -> None:
+    async with crewed(tmp_path, Engine()) as (router, _):
+        router.control._ejected("r1", "test", 60.0)
+        status, told = await router.post("/drain?replica=r1")
+        assert (status, told["state"]) == (200, "draining")
+        router.control.fleet.readmit(time.monotonic() + 90.0)
+        assert {(await router.chat(f"{i}")).headers["x-homing-replica"] for i in range(10)} == {"r2"}
+
+
+async def test_nothing_can_be_changed_while_a_new_process_takes_over(tmp_path: Path) -> None:
+    """It was told what was so far, and would not hear of it."""
+    async with crewed(tmp_path, Engine()) as (router, _):
+        router.control.handing_over = True
+        for path in ("/reload", "/drain?replica=r1"):
+            assert (await router.post(path))[0] == 409
+            assert (await router.post(path, "wrong"))[0] == 401
+        router.control.handing_over = False
+        assert (await router.post("/drain?replica=r1"))[0] == 200
 
 
 async def test_a_drained_replica_gets_nothing_new_until_it_is_undrained(tmp_path: Path) -> None:
