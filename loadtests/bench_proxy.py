@@ -56,10 +56,11 @@ def bench_proxy(
 ) -> None:
     """CPU and latency that the router adds, beside nginx and other routers where they are installed.
 
-    \b
     Examples:
-      python -m loadtests.bench_proxy --quick
-      python -m loadtests.bench_proxy --peer vllm-router=/opt/peers/bin/vllm-router --json out.json
+
+      homing bench proxy --quick
+
+      homing bench proxy --peer vllm-router=/opt/peers/bin/vllm-router --json out.json
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"no directory {out.absolute().parent}", param_hint="--json")

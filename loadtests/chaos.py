@@ -147,7 +147,14 @@ def chaos(
     policy: Annotated[str, typer.Option(help="The router's.")] = "prefix_affinity",
     seed: Annotated[int, typer.Option(help="Of the replicas.")] = 0,
 ) -> None:
-    """Strike one replica of four while requests go on, in one way after the other, and count what clients see."""
+    """Strike one replica of four while requests go on, in one way after the other, and count what clients see.
+
+    Examples:
+
+      homing bench chaos --json out.json
+
+      homing bench chaos --row killed --rate 60
+    """
     shape = FleetShape(seed=seed)
     known = {each.name: each for each in rows(SECONDS)}
     unknown = [name for name in row or () if name not in known]

@@ -195,7 +195,9 @@ class Worker:
         queued = {model or "": depth for model, depth in self.waiting.depths.items()}
         lines = self._log.dropped if self._log else 0
         dropped = self._channel.dropped + Counter({Placed.__name__: self._news.dropped})
-        self._channel.send(Reported(serial, queued, held, len(index), index.evictions, lines, dropped), must=True)
+        budget = self.proxy.budget.left(time.monotonic())
+        told = Reported(serial, queued, held, len(index), index.evictions, lines, dropped, budget)
+        self._channel.send(told, must=True)
 
     # What the data plane tells.
 

@@ -272,7 +272,7 @@ class Crew:
 
 
 def _report(told: Reported) -> Report:
-    return Report(told.queued, told.held, told.blocks, told.evictions, told.log_dropped, told.dropped)
+    return Report(told.queued, told.held, told.blocks, told.evictions, told.log_dropped, told.dropped, told.budget)
 
 
 def _member(replica: Replica, models: bool) -> Member:

@@ -133,6 +133,9 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_probe_failures": Family(COUNTER, "Health probes that failed.", ("replica", "reason")),
     "homing_upstream_errors": Family(COUNTER, "Sends that ended in an error.", ("replica", "reason")),
     "homing_retries": Family(COUNTER, "Sends again: why, and how they ended.", ("reason", "outcome")),
+    "homing_retry_budget_ratio": Family(
+        GAUGE, "Share of the retry budget that is left, of the worker that has least (retry.budget)."
+    ),
     "homing_rejected": Family(COUNTER, "Requests that the router itself refused.", ("reason",)),
     "homing_client_disconnects": Family(COUNTER, "Clients that left before their answer was whole.", ("phase",)),
     "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
@@ -229,6 +232,7 @@ class Metrics(Collector):
             "homing_index_blocks": [((), reports.blocks)],
             "homing_index_bytes": [((), reports.copies * INDEX_BLOCK_BYTES)],
             "homing_index_evictions": [(("capacity",), reports.evictions), (("disproved",), self._tally.disproved)],
+            "homing_retry_budget_ratio": [((), reports.budget)],
             "homing_request_log_dropped": [((), reports.log_dropped)],
         }
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 class Report(NamedTuple):
     """One worker's: requests that wait, by model; blocks in the index by replica and in all; since its start what was
-    evicted, and the log lines and messages dropped."""
+    evicted, and the log lines and messages dropped; the share of its retry budget that is left."""
 
     queued: Mapping[str, int]
     held: Mapping[str, int]
@@ -19,6 +19,7 @@ class Report(NamedTuple):
     evictions: int
     log_dropped: int
     dropped: Mapping[str, int]
+    budget: float
 
 
 class Reports:
@@ -59,3 +60,9 @@ class Reports:
     def held(self, replica: str) -> int:
         """Blocks believed resident on one replica."""
         return max((report.held.get(replica, 0) for report in self._last.values()), default=0)
+
+    @property
+    def budget(self) -> float:
+        """The share of the retry budget that is left where it is least: each worker has its own, and there a request
+        whose replica failed is not sent again. 1 while none has reported."""
+        return min((report.budget for report in self._last.values()), default=1.0)

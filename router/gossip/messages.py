@@ -111,7 +111,8 @@ class Records(Message):
 
 class Reported(Message):
     """The answer to `Report`: requests that wait, by model; blocks in the index, by replica and in all; since the
-    worker's start what was evicted, and the log lines and messages dropped."""
+    worker's start what was evicted, and the log lines and messages dropped; the share of its retry budget that is
+    left."""
 
     serial: int
     queued: Mapping[str, int]
@@ -120,6 +121,7 @@ class Reported(Message):
     evictions: int
     log_dropped: int
     dropped: Mapping[str, int]
+    budget: float
 
 
 class Explained(Message):

@@ -56,7 +56,7 @@ def record_of(**changes: object) -> Record:
 
 def report_of(**changes: Any) -> Report:
     """A worker's report of nothing."""
-    return Report({}, {}, 0, 0, 0, {})._replace(**changes)
+    return Report({}, {}, 0, 0, 0, {}, 1.0)._replace(**changes)
 
 
 def reports_of(*reports: Report) -> Reports:

@@ -159,6 +159,13 @@ def test_a_new_replica_and_model_are_there_at_zero_before_the_first_request() ->
     assert value_of(metrics, "homing_limit_cuts_total", limit="max_kv_usage") == 0
 
 
+def test_the_retry_budget_is_that_of_the_worker_that_has_least() -> None:
+    fleet = fleet_of(1)
+    assert value_of(metrics_of(fleet, Tally(fleet, 200)), "homing_retry_budget_ratio") == 1.0
+    reports = reports_of(report_of(budget=0.75), report_of(budget=0.25))
+    assert value_of(metrics_of(fleet, Tally(fleet, 200), reports=reports), "homing_retry_budget_ratio") == 0.25
+
+
 def test_fifty_replicas_and_five_models_stay_within_six_thousand_series() -> None:
     """R16, with every replica, model, reason and error seen, and five endpoints that each answered eight statuses."""
     models = tuple(f"org/model-{i}" for i in range(5))

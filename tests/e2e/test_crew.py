@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from router.core.budget import LEAST
 from router.core.types import State
 from router.crew import HUNG
 from router.gossip.messages import Members, Message
@@ -334,6 +335,15 @@ async def test_nobody_changes_anything_without_a_token_or_where_it_is_forbidden(
             status, told = await router.post(path)
             assert (status, says in told["error"]["message"]) == (403, True)
             assert (await router.get(path))[0] == 405
+
+
+async def test_a_scrape_shows_what_is_left_of_the_retry_budget(tmp_path: Path) -> None:
+    async with crewed(tmp_path, Engine()) as (router, _):
+        assert await router.metric("homing_retry_budget_ratio") == 1.0
+        budget = router.workers[1].proxy.budget
+        for _ in range(LEAST // 2):
+            assert budget.spend(time.monotonic())
+        assert await router.metric("homing_retry_budget_ratio") == 0.5
 
 
 async def test_explain_is_answered_by_a_worker(tmp_path: Path) -> None:

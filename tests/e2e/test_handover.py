@@ -20,7 +20,6 @@ from tests.e2e.supervised import WITHIN, Engine, Router, eventually, finished, s
 from tests.rig import until
 from tests.scripted import HOST
 
-
 ALONE = {
     "listen": f"{HOST}:0",
     "admin": f"{HOST}:0",

@@ -55,8 +55,8 @@ EXAMPLES: list[AnyMessage] = [
     Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token"),
     Members([Member("r1", State.FULL, "why", 1.5, {"m": {"id": "m"}}, None, 5, SAMPLE)]),
     Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1), Records([RECORD], [0.5]),
-    Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}), Explained(5, b"{}"), Refused("r1"), Full("r1", 2.5),
-    Ejected("r1", "why", 5.0),
+    Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
+    Full("r1", 2.5), Ejected("r1", "why", 5.0),
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
 ]  # fmt: skip
