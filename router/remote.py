@@ -124,7 +124,8 @@ def reload(admin: Admin = URL, token_file: TokenFile = None) -> None:
 def drain(replica: ReplicaName, admin: Admin = URL, token_file: TokenFile = None) -> None:
     """Let a replica of a running router get nothing new; its answers under way go on.
 
-    It stays so until it is undrained, or the router restarts. `homing status` shows when it is empty.
+    It stays so until it is undrained, over reloads and SIGUSR2; a restart of the router forgets it. `homing status`
+    shows when it is empty.
 
     Examples:
 

@@ -7,9 +7,9 @@ The owner of a port is read from /proc (Linux); elsewhere, or where another user
 
 import errno
 import os
-import re
 import socket
 from collections.abc import Collection
+from ipaddress import ip_address
 from pathlib import Path
 
 from router.values import Endpoint
@@ -71,8 +71,11 @@ def _vacant(endpoint: Endpoint) -> Endpoint:
 def is_at(listening: socket.socket, endpoint: Endpoint) -> bool:
     """Whether a socket listens where a setting says; a host's name is taken at its word, port 0 is any."""
     host, port = listening.getsockname()[:2]
-    named = not re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", endpoint.host)
-    return endpoint.port in {0, port} and (named or host == endpoint.host)
+    try:
+        there = ip_address(endpoint.host) == ip_address(host)  # `::1` has many spellings.
+    except ValueError:
+        there = True
+    return endpoint.port in {0, port} and there
 
 
 def _family(endpoint: Endpoint) -> socket.AddressFamily:

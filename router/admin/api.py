@@ -1,7 +1,8 @@
 """The admin port's handlers. A GET never changes anything; errors are JSON, probes answer in text as kubelets log it.
 
 What changes something (mutations: reload, drain, undrain) is a POST with `Authorization: Bearer` and the admin's token.
-POST /explain reads a body as a client would send it and changes nothing: it needs no token, and its body is bounded.
+POST /explain reads a body as a client would send it and changes nothing: it needs no token, and its body is bounded in
+size and time, and read after the one before has been answered, since nobody else bounds how many are asked at once.
 What is told of load and counts is as fresh as the workers' answers, which are waited for, but not for long.
 """
 
@@ -28,6 +29,9 @@ MAX_EXPLAINED = 32 << 20
 HANDING_OVER = "a new process is taking over: ask again in a few seconds"
 
 DEFAULT_PATH = "/v1/chat/completions"
+
+BODY_SECONDS = 10.0
+"""Within which a body to explain must be here: 32 MiB over a line of 30 Mbit/s."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,6 +95,7 @@ class Admin:
 
 
 ADMIN = web.AppKey("admin", Admin)
+EXPLAINING = web.AppKey("explaining", asyncio.Lock)
 
 PATHS = {
     "/livez": "the event loop turns",
@@ -110,6 +115,7 @@ def make(admin: Admin) -> web.Application:
     """The admin application."""
     app = web.Application(client_max_size=MAX_EXPLAINED, middlewares=[_errors_as_json])
     app[ADMIN] = admin
+    app[EXPLAINING] = asyncio.Lock()
     app.add_routes([
         web.get("/", index), web.get("/livez", livez), web.get("/startupz", startupz), web.get("/readyz", readyz),
         web.get("/fleet", fleet), web.get("/metrics", metrics), web.post("/explain", explain),
@@ -162,7 +168,13 @@ async def explain(request: web.Request) -> web.Response:
     path = request.query.get("path", DEFAULT_PATH)
     if not path.startswith("/"):
         return _error(HTTPStatus.BAD_REQUEST, f"path is a request's path, as {DEFAULT_PATH}; not {path!r}")
-    answer = await request.app[ADMIN].router.explain(path, await request.read())
+    async with request.app[EXPLAINING]:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()
+        except TimeoutError:
+            return _error(HTTPStatus.REQUEST_TIMEOUT, f"the body was not here within {BODY_SECONDS:g} s")
+        answer = await request.app[ADMIN].router.explain(path, body)
     if answer is None:
         return _error(HTTPStatus.GATEWAY_TIMEOUT, "no worker answers")
     return web.Response(body=answer, content_type="application/json")

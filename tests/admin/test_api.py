@@ -315,3 +315,18 @@ async def test_a_client_that_leaves_amid_its_body_is_no_error_of_ours(
         await asyncio.sleep(0.05)
     assert port.explained == []
     assert caplog.records == []
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_and_the_next_one_is_read_then(
+    client: Client, port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "BODY_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(b"POST /explain HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    await asyncio.sleep(0.05)  # It has its turn.
+    async with client.post("/explain", data=b"{}") as response:
+        assert response.status == 200
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    assert [body for _, body in port.explained] == [b"{}"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from router.sockets import CannotListen, listen, owner_of
+from router.sockets import CannotListen, is_at, listen, owner_of
 from router.values import Endpoint
 
 LOOPBACK = "127.0.0.1"
@@ -42,3 +42,20 @@ def test_a_port_that_is_bound_and_not_listened_on_has_no_owner() -> None:
 def test_a_host_that_is_not_here_is_told_as_such(host: str, says: str) -> None:
     with pytest.raises(CannotListen, match=says):
         listen(Endpoint(host, 0))
+
+
+@pytest.mark.parametrize(
+    ("host", "at"),
+    [(LOOPBACK, True), ("127.0.0.2", False), ("localhost", True), ("::1", False), ("0.0.0.0", False)],
+)
+def test_a_socket_is_where_it_listens_and_a_name_is_taken_at_its_word(host: str, at: bool) -> None:
+    with listen(Endpoint(LOOPBACK, 0)) as mine:
+        port = mine.getsockname()[1]
+        assert is_at(mine, Endpoint(host, port)) is at
+        assert is_at(mine, Endpoint(host, 0)) is at
+        assert not is_at(mine, Endpoint(host, port - 1))
+
+
+def test_an_address_is_the_same_however_it_is_spelled() -> None:
+    with listen(Endpoint("::1", 0)) as mine:
+        assert is_at(mine, Endpoint("0:0::0001", mine.getsockname()[1]))
