@@ -35,6 +35,7 @@ from loadtests.fleet import Fleet, FleetShape, fleet
 from loadtests.processes import Interrupted, ProcessError, run_until_signal
 
 SECONDS = 8.0
+SLACK_S = 0.05  # Between the clocks by which requests are sent and by which something strikes.
 SETTLE_S = 1.0  # For what a replica still does when the last client has its answer.
 VICTIM = "r4"  # The one with the most requests: the prompts and the ring are the same each time.
 
@@ -42,7 +43,7 @@ VICTIM = "r4"  # The one with the most requests: the prompts and the ring are th
 @dataclass(frozen=True, slots=True)
 class Result:
     """One row of the table. The struck replica was given `given` requests in the STRIKE_S before, and had `connections`
-    (None: the system does not tell). `missed` names the goals that were not met."""
+    (None: the system does not tell); in all, `under_way` were then. `missed` names the goals that were not met."""
 
     name: str
     sent: int = 0
@@ -54,7 +55,7 @@ class Result:
     given: int = 0
     connections: int | None = None
     missed: Sequence[str] = ()
-    skipped: str = ""
+    under_way: int = 0
 
 
 def twice(lives: Iterable[Life]) -> int:
@@ -67,7 +68,8 @@ def judge(row: Row, sent: Sequence[Sent], generated_twice: int, connections: int
     """The figures of a row, and which of its goals they miss."""
     ends = Counter(each.end for each in sent)
     given = sum(each.replica == VICTIM and each.sent_s < STRIKE_S for each in sent)
-    own = {OfItsOwn.REQUESTS: given, OfItsOwn.CONNECTIONS: connections}
+    under_way = sum(each.sent_s < STRIKE_S + SLACK_S and each.end_s > STRIKE_S - SLACK_S for each in sent)
+    own = {OfItsOwn.REQUESTS: given, OfItsOwn.CONNECTIONS: connections, OfItsOwn.UNDER_WAY: under_way}
     wanted = (
         ("failed before a first byte", ends[End.NOTHING], row.most_nothing),
         ("failed", ends[End.NOTHING] + ends[End.MIDWAY], row.most_failed),
@@ -85,6 +87,7 @@ def judge(row: Row, sent: Sequence[Sent], generated_twice: int, connections: int
         slowest_s=max((each.end_s - each.sent_s for each in sent if each.end is End.WHOLE), default=None),
         given=given,
         connections=connections,
+        under_way=under_way,
         missed=[f"{what}: {count}, at most {most}" for what, count, most in goals if most is not None and count > most],
     )
 
@@ -95,9 +98,6 @@ def table(results: Sequence[Result]) -> Table:
     for name in ("row", "sent", "nothing", "midway", "unseen", "generated twice", "slowest s", "goals"):
         grid.add_column(name, justify="left" if name in {"row", "goals"} else "right")
     for each in results:
-        if each.skipped:
-            grid.add_row(each.name, *["-"] * 6, f"skipped: {each.skipped}")
-            continue
         slowest = "-" if each.slowest_s is None else f"{each.slowest_s:.1f}"
         counts = (each.sent, each.nothing, each.midway, each.unseen, each.twice)
         grid.add_row(each.name, *map(str, counts), slowest, "; ".join(each.missed) or "met")
@@ -106,14 +106,13 @@ def table(results: Sequence[Result]) -> Table:
 
 async def play(row: Row, shape: FleetShape, policy: str, rate: float) -> Result:
     """One row on a fleet of its own. Raises ProcessError when it does not start."""
-    if row.strike is None:
-        return Result(row.name, skipped=row.skipped)
     with tempfile.TemporaryDirectory(prefix="homing-chaos-") as name:
         directory = Path(name)
         others = {id: directory / f"{id}.ids" for id in shape.ids if id != VICTIM}
         victim = Victim(VICTIM, shape, row.fault, directory)
         flags = {VICTIM: victim.flags()} | {id: recording(path) for id, path in others.items()}
-        async with fleet(shape, policy, flags=flags) as built:
+        async with fleet(shape, policy, flags=flags, settings={"workers": row.workers}) as built:
+            victim.router = built.processes[-1]
             victim.lives(built.processes[shape.ids.index(VICTIM)], built.replicas[VICTIM])
             try:
                 sent, connections = await _strike(row, victim, built, Pace(rate, SECONDS, row.timeout_s))
@@ -124,7 +123,6 @@ async def play(row: Row, shape: FleetShape, policy: str, rate: float) -> Result:
 
 
 async def _strike(row: Row, victim: Victim, built: Fleet, pace: Pace) -> tuple[list[Sent], int | None]:
-    assert row.strike is not None
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(chaos_client.run(built.url, pace))
         tasks.create_task(row.strike(victim))

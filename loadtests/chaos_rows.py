@@ -1,10 +1,12 @@
-"""What strikes in a chaos test: one function for each row, on one replica of the fleet, while requests go on.
+"""What strikes in a chaos test: one function for each row, on one replica of the fleet (in the last row, on one of the
+router's workers), while requests go on.
 
 Each waits STRIKE_S, so that caches, connections and learned rates are as in operation, strikes, and returns when
 nothing more is to come. The replica is a process of its own: what it does then, its kernel does, not we.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -44,6 +46,7 @@ class Victim:
         self._port = 0
         self._killed: list[bool] = [False]
         self.connections: int | None = None
+        self.router: Process | None = None
         self._stack = AsyncExitStack()
 
     def flags(self) -> Sequence[str]:
@@ -143,9 +146,22 @@ async def faulty(victim: Victim) -> None:
     victim.signal(signal.SIGUSR1)
 
 
-class OfItsOwn(StrEnum):
-    """A goal that depends on what the struck replica had."""
+async def worker_killed(victim: Victim) -> None:
+    """SIGKILL to one of the router's workers, which the router is to replace. Linux only."""
+    await asyncio.sleep(STRIKE_S)
+    assert victim.router is not None
+    os.kill(workers(victim.router.pid)[0], signal.SIGKILL)
 
+
+def workers(router: int, proc: Path = Path("/proc")) -> list[int]:
+    """The process ids of a router's workers. Raises OSError where the system does not tell."""
+    return [int(child) for child in (proc / f"{router}/task/{router}/children").read_text(encoding="ascii").split()]
+
+
+class OfItsOwn(StrEnum):
+    """A goal that depends on what the struck replica had, or on what there was."""
+
+    UNDER_WAY = "the requests that were under way, of all replicas and workers"
     REQUESTS = "the requests that it was given in as long a time before"
     CONNECTIONS = "the connections that there were to it"
 
@@ -153,16 +169,17 @@ class OfItsOwn(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Row:
     """`timeout_s`: when a client gives up. The rest are goals: at most so many requests that fail before a byte of an
-    answer (`most_nothing`), that fail at all, that are generated twice; None where there is none."""
+    answer (`most_nothing`), that fail at all, that are generated twice; None where there is none. `workers`: of the
+    router."""
 
     name: str
-    strike: Strike | None
+    strike: Strike
     fault: Fault = Fault.NONE
     timeout_s: float = 15.0
     most_nothing: int | None = None
     most_failed: int | OfItsOwn | None = None
     most_twice: int | OfItsOwn | None = None
-    skipped: str = ""
+    workers: int = 1
 
 
 def rows(seconds: float) -> Sequence[Row]:
@@ -183,5 +200,5 @@ def rows(seconds: float) -> Sequence[Row]:
         Row("answering 500 in 1 ms", faulty, Fault.FAST_500, most_twice=0),
         Row("503 + Retry-After", faulty, Fault.FULL, most_failed=0, most_twice=0),
         Row("lying /health", faulty, Fault.HANG, timeout_s=patience, most_twice=0),
-        Row("a router's worker killed", None, skipped="one process serves until there is a supervisor"),
+        Row("a worker killed", worker_killed, most_failed=OfItsOwn.UNDER_WAY, most_twice=0, workers=2),
     )

@@ -58,10 +58,11 @@ async def fleet(
     port: int | None = None,
     admin_port: int | None = None,
     flags: Mapping[str, Sequence[str]] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready inside the block and gone after it. Without a port, free ones are taken.
 
-    flags: more words for the command of a replica, by its id.
+    flags: more words for the command of a replica, by its id. settings: sections of the router's configuration.
 
     Raises ProcessError when a process does not get ready.
     """
@@ -75,15 +76,15 @@ async def fleet(
         async with running(replicas, GRACE_S):
             urls = {name: await _listening(process) for name, process in zip(shape.ids, replicas, strict=True)}
             built = Fleet(front, admin, urls, (*replicas, router))
-            config.write_text(router_yaml(built, policy), encoding="utf-8")
+            config.write_text(router_yaml(built, policy, settings), encoding="utf-8")
             async with running([router], GRACE_S):
                 await _routing(router, built)
                 yield built
 
 
-def router_yaml(built: Fleet, policy: str) -> str:
-    """The router's configuration for this fleet."""
-    settings = {
+def router_yaml(built: Fleet, policy: str, settings: Mapping[str, object] | None = None) -> str:
+    """The router's configuration for this fleet, with these sections of it instead of, or beside, the usual ones."""
+    usual = {
         "listen": built.url.removeprefix("http://"),
         "admin": built.admin_url.removeprefix("http://"),
         "replicas": [{"id": name, "url": url} for name, url in built.replicas.items()],
@@ -91,7 +92,7 @@ def router_yaml(built: Fleet, policy: str) -> str:
         # Less than GRACE_S: whoever stops a demo does not wait for its streams.
         "drain": {"timeout": "2s"},
     }
-    return yaml.safe_dump(settings, sort_keys=False)
+    return yaml.safe_dump({**usual, **(settings or {})}, sort_keys=False)
 
 
 def replica_command(name: str, shape: FleetShape, more: Sequence[str] = (), port: int = 0) -> Sequence[str]:

@@ -5,7 +5,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from loadtests import chaos_client
 from loadtests.chaos import Result, judge, table, twice
 from loadtests.chaos_client import STREAM_TOKENS, WHOLE_TOKENS, End, Pace, Sent
-from loadtests.chaos_rows import Life, OfItsOwn, Row, Victim, established, read_ids, rows
+from loadtests.chaos_rows import Life, OfItsOwn, Row, Victim, established, read_ids, rows, workers
 from loadtests.fleet import FleetShape
 from replica.faults import Fault
 
@@ -145,24 +145,32 @@ def sent(end: End, at: float = 4.0, replica: str | None = "r4") -> Sent:
     return Sent("chaos-0", True, at, at + 1.5, end, 200, replica)
 
 
-ROW = Row("a row", None)
+async def none(victim: Victim) -> None:
+    raise AssertionError
+
+
+ROW = Row("a row", none)
 
 
 def test_the_figures_of_a_row() -> None:
     ends = [End.WHOLE, End.WHOLE, End.NOTHING, End.MIDWAY, End.MIDWAY]
     result = judge(ROW, [sent(end) for end in ends], generated_twice=4, connections=7)
-    assert result == Result("a row", 5, 1, 2, 0, 4, 1.5, 0, 7, [])
+    assert result == Result("a row", 5, 1, 2, 0, 4, 1.5, 0, 7, [], 0)
     assert judge(ROW, [sent(End.NOTHING)], 0, None).slowest_s is None
 
 
 GOALS: dict[str, tuple[Row, End, str]] = {
-    "nothing": (Row("", None, most_nothing=0), End.NOTHING, "failed before a first byte: 1, at most 0"),
-    "failed, nothing": (Row("", None, most_failed=0), End.NOTHING, "failed: 1, at most 0"),
-    "failed, midway": (Row("", None, most_failed=0), End.MIDWAY, "failed: 1, at most 0"),
+    "nothing": (Row("", none, most_nothing=0), End.NOTHING, "failed before a first byte: 1, at most 0"),
+    "failed, nothing": (Row("", none, most_failed=0), End.NOTHING, "failed: 1, at most 0"),
+    "failed, midway": (Row("", none, most_failed=0), End.MIDWAY, "failed: 1, at most 0"),
     "unseen": (ROW, End.UNSEEN, "ended unseen: 1, at most 0"),
-    "twice": (Row("", None, most_twice=1), End.WHOLE, "generated twice: 2, at most 1"),
-    "of its connections": (Row("", None, most_twice=OfItsOwn.CONNECTIONS), End.WHOLE, "generated twice: 2, at most 1"),
-    "of its requests": (Row("", None, most_failed=OfItsOwn.REQUESTS), End.MIDWAY, "failed: 1, at most 0"),
+    "twice": (Row("", none, most_twice=1), End.WHOLE, "generated twice: 2, at most 1"),
+    "of its connections": (
+        Row("", none, most_twice=OfItsOwn.CONNECTIONS),
+        End.WHOLE,
+        "generated twice: 2, at most 1",
+    ),
+    "of its requests": (Row("", none, most_failed=OfItsOwn.REQUESTS), End.MIDWAY, "failed: 1, at most 0"),
 }
 
 
@@ -172,28 +180,38 @@ def test_a_goal_that_is_missed_is_named(row: Row, end: End, missed: str) -> None
 
 
 def test_goals_that_are_met_are_not_named() -> None:
-    row = Row("", None, most_nothing=0, most_failed=OfItsOwn.REQUESTS, most_twice=OfItsOwn.CONNECTIONS)
+    row = Row("", none, most_nothing=0, most_failed=OfItsOwn.REQUESTS, most_twice=OfItsOwn.CONNECTIONS)
     before = [sent(End.WHOLE, at) for at in (0.0, 2.9)]
     assert judge(row, [*before, sent(End.MIDWAY), sent(End.MIDWAY)], 2, connections=2).missed == []
     missed = judge(row, [before[0], sent(End.WHOLE, 2.0, "r1"), sent(End.MIDWAY), sent(End.MIDWAY)], 2, 2).missed
     assert missed == ["failed: 2, at most 1"], "the requests that it was given, and no other's"
     assert judge(row, before, 99, connections=None).missed == [], "a goal that cannot be known"
+    row = Row("", none, most_failed=OfItsOwn.UNDER_WAY)
+    assert judge(row, [*before, sent(End.MIDWAY, 2.9)], 0, None).missed == []
+    missed = judge(row, [before[0], sent(End.WHOLE, 2.0), sent(End.MIDWAY), sent(End.MIDWAY)], 0, None).missed
+    assert missed == ["failed: 2, at most 1"], "two that were sent later"
 
 
-def test_every_row_has_a_name_of_its_own_and_strikes_or_says_why_not() -> None:
+def test_every_row_has_a_name_of_its_own() -> None:
     table_ = rows(8.0)
     assert len({row.name for row in table_}) == len(table_) == 11
-    assert all(bool(row.skipped) == (row.strike is None) for row in table_)
     named: Callable[[str], Row] = {row.name: row for row in table_}.__getitem__
     assert named("killed").most_nothing == named("killed").most_twice == 0
     assert named("stopped").most_failed is OfItsOwn.REQUESTS
     assert named("resetting before headers").most_twice is OfItsOwn.CONNECTIONS
-    strikes: list[Callable[[Victim], Awaitable[None]]] = [row.strike for row in table_ if row.strike]
-    assert len(strikes) == 10
+    assert named("a worker killed").workers == 2
+    assert {row.workers for row in table_ if row.name != "a worker killed"} == {1}
 
 
-def test_the_table_shows_figures_missed_goals_and_why_a_row_was_skipped() -> None:
-    results = [Result("killed", 160, 1, 2, 3, 4, 0.75, 0, None, ["failed: 3, at most 0"]), Result("w", skipped="why")]
+def test_a_routers_workers_are_its_children(tmp_path: Path) -> None:
+    children = tmp_path / "7" / "task" / "7"
+    children.mkdir(parents=True)
+    (children / "children").write_text("12 13 ")
+    assert workers(7, tmp_path) == [12, 13]
+
+
+def test_the_table_shows_figures_and_missed_goals() -> None:
+    results = [Result("killed", 160, 1, 2, 3, 4, 0.75, 0, None, ["failed: 3, at most 0"]), Result("w")]
     cells = [list(column.cells) for column in table(results).columns]
     assert [column[0] for column in cells] == ["killed", "160", "1", "2", "3", "4", "0.8", "failed: 3, at most 0"]
-    assert cells[-1][1] == "skipped: why"
+    assert [column[1] for column in cells[-2:]] == ["-", "met"]
