@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import Protocol
 from uuid import uuid4
 
 from router.core.budget import RetryBudget
@@ -14,6 +15,7 @@ from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.record import Record
 from router.core.types import ReplicaId
+from router.proxy.bounds import Bounds, Times
 from router.proxy.openai import Asker
 from router.proxy.upstream import Pool
 from router.proxy.waiting import Waiting
@@ -40,6 +42,24 @@ class Stored:
             self._replicas.popitem(last=False)
 
 
+class Client(Protocol):
+    """The client's connection."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def done(self, keep_alive: bool) -> None:
+        """The answer is out; the connection may carry another."""
+        ...
+
+    def abort(self) -> None:
+        """Close without an end, so that the client sees that its answer is not whole."""
+        ...
+
+    def cut(self) -> None:
+        """Close at once: it does not even read what there is."""
+        ...
+
+
 @dataclass
 class Proxy:
     """One worker's data plane.
@@ -47,7 +67,7 @@ class Proxy:
     `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
     `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
     done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
-    request's route explained, without one nobody may.
+    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -60,6 +80,8 @@ class Proxy:
     unreachable: Callable[[ReplicaId], None]
     ejected: Callable[[Transition], None]
     budget: RetryBudget
+    bounds: Bounds
+    times: Times
     version: str = ""
     allow_paths: Collection[str] = ()
     max_refusals: int = 3
@@ -67,6 +89,7 @@ class Proxy:
 
     def __post_init__(self) -> None:
         self.stored = Stored()
+        self.buffered = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._prefix = uuid4().hex[:16]
         self._count = count(1)

@@ -28,7 +28,7 @@ BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 """Methods whose request says nothing of a length when it has no body (RFC 9110 section 8.6)."""
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
+"""Bytes of a replica's head, and of a client's unless it is set otherwise. nginx allows 32 KB, uvicorn 64 KB."""
 
 VERSIONS = frozenset(("1.0", "1.1"))
 """llhttp lets 0.9 and 2.0 pass in a request line."""
@@ -70,8 +70,8 @@ class Request(NamedTuple):
 class RequestReader:
     """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection."""
 
-    def __init__(self, max_body: int) -> None:
-        self._max_body = max_body
+    def __init__(self, max_body: int, max_head: int = MAX_HEAD) -> None:
+        self.max_body, self.max_head = max_body, max_head
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Request] = []
         self._unused = 0
@@ -86,6 +86,30 @@ class RequestReader:
         """Whether no request has begun that is not whole yet."""
         return not self._begun
 
+    @property
+    def headed(self) -> bool:
+        """Whether the head of a request is whole and its body is not."""
+        return self._headed
+
+    @property
+    def path(self) -> str:
+        """The path of the request whose head is whole."""
+        return _origin_form(self._url).partition(b"?")[0].decode("latin-1")
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body so far."""
+        return self._body_size
+
+    @property
+    def announced(self) -> int:
+        """Bytes of the body by its Content-Length; 0 without one."""
+        return self._announced
+
+    def discard(self) -> None:
+        """Hold no body any longer: the request is refused."""
+        self._pieces.clear()
+
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; returns the requests that they complete. Raises WireError."""
         self._unused += len(data)
@@ -99,7 +123,7 @@ class RequestReader:
             raise
         except httptools.HttpParserError as error:
             raise WireError(400, "bad_request", f"not an HTTP/1.1 request: {error}") from error
-        if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
+        if self._unused > self.max_head:  # A head, trailers or a chunk's extension without an end.
             raise self._head_too_large()
         done, self._done = self._done, []
         return done
@@ -110,7 +134,7 @@ class RequestReader:
         self._url = b""
         self._headers: Headers = []
         self._pieces: list[bytes] = []
-        self._body_size = 0
+        self._body_size = self._announced = 0
         self._begun = self._headed = False
 
     def on_url(self, url: bytes) -> None:
@@ -122,7 +146,7 @@ class RequestReader:
             self._headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
-        if self._unused > MAX_HEAD and self._head_size() > MAX_HEAD:
+        if self._unused > self.max_head and self._head_size() > self.max_head:
             raise self._head_too_large()
         self._headed = True
         self._unused = 0
@@ -139,13 +163,14 @@ class RequestReader:
         codings = [value.strip().lower() for name, _, value in self._headers if name == b"transfer-encoding"]
         if codings and (codings != [b"chunked"] or self._version == "1.0"):
             raise WireError(400, "bad_request", "the only transfer coding that is understood is `chunked`, in HTTP/1.1")
-        if int(fields.get(b"content-length", 0)) > self._max_body:
+        self._announced = int(fields.get(b"content-length", 0))
+        if self._announced > self.max_body:
             raise self._too_large()
 
     def on_body(self, body: bytes) -> None:
         self._unused = 0
         self._body_size += len(body)
-        if self._body_size > self._max_body:
+        if self._body_size > self.max_body:
             raise self._too_large()
         self._pieces.append(body)
 
@@ -172,10 +197,10 @@ class RequestReader:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
 
     def _head_too_large(self) -> WireError:
-        return WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
+        return WireError(431, "bad_request", f"the request's head is larger than limits.head, {self.max_head} bytes")
 
     def _too_large(self) -> WireError:
-        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
+        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self.max_body} bytes")
 
 
 class ResponseReader:
