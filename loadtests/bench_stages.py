@@ -136,7 +136,7 @@ class Bed:
             worker.fleet.serves(replica, {MODEL: {"id": MODEL}})
             worker.fleet.mark(replica, State.READY, "answers", now)
         self.transport = Transport()
-        self.client = ClientConnection(worker.proxy, MAX_BODY, worker.clients)
+        self.client = ClientConnection(worker.proxy, worker.clients)
         self.client.connection_made(self.transport)
         self._ends = [self._connect(pool) for pool in worker.pools.values()]
 

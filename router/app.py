@@ -48,10 +48,12 @@ from router.gossip.messages import (
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
+from router.proxy.bounds import Bounds, Times
+from router.proxy.clients import Clients
 from router.proxy.context import Proxy
 from router.proxy.explaining import explain
 from router.proxy.openai import Asker
-from router.proxy.server import ClientConnection, Clients
+from router.proxy.server import ClientConnection
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
 
@@ -99,12 +101,14 @@ class Worker:
             self._unreachable,
             self._ejected,
             RetryBudget(config.retry.budget),
+            _bounds(config),
+            _times(config),
             installed("homing"),
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,
             token.encode() if token else None,
         )
-        self.clients = Clients()
+        self.clients = Clients(self.proxy)
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
@@ -116,12 +120,11 @@ class Worker:
         """Serve. Returns when the clients' ports are open."""
         self._tasks.append(self._loop.create_task(lag.sample(self._reporter.lag)))
         self._news.start()
+        self.clients.sweep()
         for listening in self._listening:
             self._servers.append(
                 await self._loop.create_server(
-                    lambda: ClientConnection(self.proxy, self._config.limits.body, self.clients),
-                    sock=listening,
-                    backlog=BACKLOG,
+                    lambda: ClientConnection(self.proxy, self.clients), sock=listening, backlog=BACKLOG
                 )
             )
 
@@ -164,6 +167,8 @@ class Worker:
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
         proxy.max_refusals = config.retry.max_refusals
         proxy.budget.share = config.retry.budget
+        proxy.bounds, proxy.times = _bounds(config), _times(config)
+        self.clients.adjust()
         proxy.token = settings.token.encode() if settings.token else None
         self._populate(config)
         self._write_log(config.log.requests)
@@ -326,6 +331,16 @@ class Worker:
 
 def _asker(config: Config) -> Asker:
     return Asker(config.routing.prefix_block, config.tools_first())
+
+
+def _bounds(config: Config) -> Bounds:
+    limits = config.limits
+    return Bounds(limits.body, limits.head, limits.buffered, limits.connections)
+
+
+def _times(config: Config) -> Times:
+    times = config.timeouts
+    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request)
 
 
 def configuration(settings: Settings) -> Config:

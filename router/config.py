@@ -3,7 +3,8 @@
 The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
 tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
 place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
-How the process itself is run is in operation.py, what a value may be in fields.py.
+How the process itself is run is in operation.py, what passes through it in traffic.py, what a value may be in
+fields.py.
 """
 
 from typing import Annotated, Literal
@@ -26,13 +27,12 @@ from router.fields import (
     Model,
     Number,
     OneOf,
-    RequestPath,
-    Size,
     Url,
     Workers,
 )
 from router.operation import AdminConfig, DrainConfig, LogConfig, ReadyConfig
 from router.settings import About, Fault, Section, section
+from router.traffic import LimitsConfig, ProxyConfig, RetryConfig, TimeoutsConfig
 from router.values import Endpoint
 
 
@@ -100,18 +100,6 @@ class ModelConfig(Model):
         Literal["system_first", "tools_first"],
         About("Which of the two the model's chat template puts first; prompts are compared in that order."),
     ] = "system_first"
-
-
-class ProxyConfig(Model):
-    text = "What clients may do."
-
-    allow_paths: Annotated[
-        list[RequestPath],
-        About(
-            "Paths that control an engine (/sleep, /reset_prefix_cache, ...) and that clients may reach all the same. "
-            "None, because one client's call would hurt all the others.",
-        ),
-    ] = []  # noqa: RUF012 - pydantic copies it, as it does every default.
 
 
 class SpillConfig(Model):
@@ -184,60 +172,6 @@ class RoutingConfig(Model):
             return BASELINES[self.policy]()
         limits = Limits(self.spill.max_queued_requests, self.spill.max_backlog_seconds, self.spill.max_kv_usage)
         return PrefixAffinity(Weights(home_slack=self.home_slack), limits)
-
-
-class LimitsConfig(Model):
-    text = "Bounds on memory."
-
-    body: Annotated[
-        Size,
-        Field(ge=1 << 10, le=1 << 30),
-        About("Largest request body, then 413. 32MiB: a few images in base64 are 8."),
-    ] = 32 << 20
-    index_blocks: Annotated[
-        Integer,
-        Field(ge=1000, le=1_000_000_000),
-        About("Blocks that all replicas together may be believed to hold; some 150 bytes each.", unit="blocks"),
-    ] = 1_000_000
-    label_values: Annotated[
-        Integer,
-        Field(ge=1, le=10_000),
-        About(
-            "Values of each of the labels model, endpoint and code that metrics tell apart; any more are counted as "
-            "one, `other`.",
-            unit="values",
-        ),
-    ] = 100
-
-
-class TimeoutsConfig(Model):
-    text = "How long the router waits. An answer has no time limit: long generations are ordinary."
-
-    connect: Annotated[Duration, Field(gt=0, le=60), About("To connect to a replica; then the next one is tried.")] = (
-        2.0
-    )
-
-
-class RetryConfig(Model):
-    text = "When a request is sent again."
-
-    max_refusals: Annotated[
-        Integer,
-        Field(ge=0, le=100),
-        About(
-            "Replicas that may answer 429 or 503 before the client gets that answer; a refusal cost no work.",
-            unit="times",
-        ),
-    ] = 3
-    budget: Annotated[
-        Number,
-        Field(ge=0, le=1),
-        About(
-            "Share of the last 10 s' requests, and 10 in any case, that may be sent again after a replica was lost "
-            "with them: all would double the load of a fleet that fails. Refusals and failed connections cost nothing.",
-            unit="ratio",
-        ),
-    ] = 0.1
 
 
 class EjectionConfig(Model):

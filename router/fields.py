@@ -10,6 +10,9 @@ from router.values import Endpoint, Kind
 
 _UNITLESS = BeforeValidator(values.unitless)
 Duration = Annotated[float, Kind.DURATION, BeforeValidator(values.duration)]
+MaybeDuration = Annotated[
+    float | None, Field(gt=0, le=7 * 86_400), Kind.DURATION, BeforeValidator(values.maybe_duration)
+]
 Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
 Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
 Workers = Annotated[int, Kind.WORKERS, BeforeValidator(values.workers)]

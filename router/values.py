@@ -80,6 +80,11 @@ def duration(value: object) -> float:
     return float(value.removesuffix(found[2])) * _SECONDS[found[2]]
 
 
+def maybe_duration(value: object) -> float | None:
+    """Seconds, or None as it is. Raises Wrong."""
+    return None if value is None else duration(value)
+
+
 def size(value: object) -> int:
     """Bytes. Raises Wrong."""
     found = re.fullmatch(SIZE_PATTERN, value) if isinstance(value, str) else None

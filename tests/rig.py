@@ -22,6 +22,7 @@ from router.core.record import Record
 from router.core.types import State
 from router.joining import join
 from router.loading import Loaded, load
+from router.proxy.server import ClientConnection
 from tests.scripted import HOST, Script, ScriptedReplica
 
 WITHIN = 5.0
@@ -76,6 +77,13 @@ class Rig:
     def stopped(self) -> bool:
         return self._stopping is not None
 
+    @property
+    def client(self) -> ClientConnection:
+        """The one client's connection, as the worker has it."""
+        [connection] = self.worker.clients._open
+        assert isinstance(connection, ClientConnection)
+        return connection
+
     async def refuses(self) -> bool:
         """Whether a new client is refused."""
         try:
@@ -107,6 +115,8 @@ class Rig:
             found.append(f"waiting: {worker.waiting.depths}")
         if worker.proxy.tasks:
             found.append(f"{len(worker.proxy.tasks)} tasks")
+        if worker.proxy.buffered:
+            found.append(f"{worker.proxy.buffered} bytes of bodies")
         return found
 
 

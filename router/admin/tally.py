@@ -27,8 +27,11 @@ from router.core.types import Limit, Outcome, Reason, ReplicaId
 NO_STATUS = "client_closed"
 """`code` of a request whose client left before there was a status."""
 
-REJECTED = ("queue_full", "queue_timeout", "no_replica", "unknown_model", "forbidden_path", "too_large", "bad_request")
-"""Why this router refuses; exported from the start, so that the first one is an increase."""
+REJECTED = (
+    *("queue_full", "queue_timeout", "no_replica", "unknown_model", "forbidden_path", "too_large", "bad_request"),
+    *("buffer_full", "connections_full", "slow_client", "timeout_request"),
+)
+"""Why this router refuses, or gives up; exported from the start, so that the first one is an increase."""
 
 
 class Times:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.core.types import Refusal, RefusalCause
+from router.proxy.wire import response_head
 
 
 class Style(StrEnum):
@@ -27,11 +28,26 @@ class Answer(NamedTuple):
 
 _ANTHROPIC_KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"} | {
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 """Anthropic's error types by status; any other is an api_error. Never written to."""
+
+
+def written(answer: Answer, request_id: str, keep_alive: bool, to_head: bool = False) -> bytes:
+    """An answer on the wire; without its body `to_head`."""
+    lines = [
+        b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body),
+        b"x-homing-request-id: %b\r\n" % request_id.encode("latin-1"),
+    ]
+    if answer.retry_after is not None:
+        lines.append(b"retry-after: %d\r\n" % max(1, round(answer.retry_after)))
+    if not keep_alive:
+        lines.append(b"connection: close\r\n")
+    return response_head(answer.status, b"", lines) + (b"" if to_head else answer.body)
 
 
 def error(
@@ -73,6 +89,18 @@ def refused(refusal: Refusal, model: str | None, style: Style = Style.OPENAI) ->
             text = "Every replica stayed at its limits (routing.queue.max_seconds). Try again."
             answer = error(429, text, "queue_timeout", style)
     return answer._replace(retry_after=refusal.retry_after)
+
+
+BUFFER_FULL = "This router holds as many bytes of requests as it may (limits.buffered). Try again."
+CONNECTIONS_FULL = "This router has as many connections as it may (limits.connections). Try again."
+FULL_SECONDS = 1.0
+"""Retry-After of the two: either is over as soon as some of the requests under way have ended."""
+
+
+def buffer_full(style: Style) -> Answer:
+    """A body that would be one too many. 503, not 413: the request is good, and clients' libraries send it again by
+    themselves after a 503 and not after a 413."""
+    return error(503, BUFFER_FULL, "buffer_full", style)._replace(retry_after=FULL_SECONDS)
 
 
 def forbidden(path: str) -> Answer:

@@ -15,6 +15,7 @@ from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.record import Record
 from router.core.types import ReplicaId
+from router.proxy.bounds import Bounds, Times
 from router.proxy.condense import Condenser
 from router.proxy.openai import Asker, Endpoint, Reading
 from router.proxy.upstream import Pool
@@ -56,6 +57,10 @@ class Client(Protocol):
         """Close without an end, so that the client sees that its answer is not whole."""
         ...
 
+    def cut(self) -> None:
+        """Close at once: it does not even read what there is."""
+        ...
+
 
 @dataclass
 class Proxy:
@@ -64,7 +69,7 @@ class Proxy:
     `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
     `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
     done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
-    request's route explained, without one nobody may.
+    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -77,6 +82,8 @@ class Proxy:
     unreachable: Callable[[ReplicaId], None]
     ejected: Callable[[Transition], None]
     budget: RetryBudget
+    bounds: Bounds
+    times: Times
     version: str = ""
     allow_paths: Collection[str] = ()
     max_refusals: int = 3
@@ -84,6 +91,7 @@ class Proxy:
 
     def __post_init__(self) -> None:
         self.stored = Stored()
+        self.buffered = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.reading = asyncio.Lock()  # Held while a big body is read.
         self._prefix = uuid4().hex[:16]

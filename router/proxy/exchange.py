@@ -21,63 +21,61 @@ from typing import Any
 
 from router.core.lease import Lease
 from router.core.record import Phase, UpstreamError
-from router.core.types import Ask, Outcome, Refusal, RefusalCause, ReplicaId, Route, Usage, Wait
-from router.proxy import answers, explaining, openai, verdict
+from router.core.types import Ask, Outcome, Refusal, RefusalCause, Route, Usage, Wait
+from router.proxy import answers, bounds, explaining, local, openai, verdict
 from router.proxy.answers import Answer, Style
+from router.proxy.bounds import Late
 from router.proxy.context import Client, Proxy
 from router.proxy.journal import Journal, Stage
 from router.proxy.openai import Reading, Use
 from router.proxy.relay import Relay
+from router.proxy.tries import Tries
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, ResponseReader, request_head, response_head
+from router.proxy.wire import Request, ResponseReader, request_head
 
-MAX_RESENDS = 1
-"""Sends that may have been read before the process died: one, since each may be work lost."""
+LARGE = 64 * 1024
+"""Bytes of a body that is not held any longer than it may be sent again: a stream may go on for hours."""
 
 
 class Exchange:
     """One request between a client and the replica that serves it."""
 
     __slots__ = (
-        "_ask", "_client", "_connecting", "_connection", "_endpoint", "_explained", "_fresh", "_id", "_journal",
-        "_lease", "_over", "_paused", "_proxy", "_raced", "_relay", "_request", "_resends", "_route", "_tried",
-        "_unworked", "_waits",
+        "_ask", "_client", "_connecting", "_connection", "_endpoint", "_explained", "_held", "_id", "_journal",
+        "_lease", "_over", "_paused", "_proxy", "_relay", "_request", "_route", "_since", "_tries", "_waits",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, client: Client, request: Request) -> None:
         self._proxy, self._client, self._request = proxy, client, request
         self._endpoint = openai.endpoint(request.path, proxy.allow_paths)
         self._id = proxy.request_id() if request.id is None else request.id.decode("latin-1")
-        self._journal = Journal(self._id, self._endpoint.name, time.monotonic())
+        self._since = time.monotonic()  # When the replica, or the client that is waited for, last did something.
+        self._journal = Journal(self._id, self._endpoint.name, self._since)
+        self._held = len(request.body)
+        proxy.buffered += self._held
         self._ask = Ask(None)
         self._route: Route | None = None
         self._lease: Lease | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._relay: Relay | None = None
-        self._tried: list[ReplicaId] = []
-        self._unworked = self._resends = 0
-        self._raced: ReplicaId | None = None
-        self._waits = self._over = self._fresh = self._paused = False
+        self._tries = Tries()
+        self._waits = self._over = self._paused = False
         self._explained = b""
 
     def start(self) -> None:
         """Answer, or find a replica."""
-        proxy = self._proxy
-        match self._endpoint.use:
-            case Use.MODELS:
-                ready = [replica.models for replica in proxy.fleet.ready]
-                self._answer(answers.models(ready) if ready else answers.health(0))
-            case Use.HEALTH:
-                self._answer(answers.health(len(proxy.fleet.ready)))
-            case Use.VERSION:
-                self._answer(answers.version(proxy.version))
-            case Use.CONTROL:
+        proxy, use = self._proxy, self._endpoint.use
+        if use in local.ANSWERED:
+            if use is Use.CONTROL:
                 self._journal.rejected = "forbidden_path"
-                self._answer(answers.forbidden(self._request.path))
-            case _:
-                proxy.budget.request(time.monotonic())
-                self._read()
+            self._answer(local.answer(proxy, use, self._request.path))
+        elif self._held and proxy.buffered > proxy.bounds.buffered:
+            self._journal.rejected = "buffer_full"
+            self._answer(answers.buffer_full(self._endpoint.style))
+        else:
+            proxy.budget.request(self._since)
+            self._read()
 
     def _read(self) -> None:
         endpoint, body = self._endpoint, self._request.body
@@ -116,7 +114,7 @@ class Exchange:
         if self._proxy.may_debug(self._request.token):
             self._explained = explaining.header(self._proxy, self._ask)
         now = time.monotonic()
-        decision = self._proxy.fleet.route(self._ask, now, self._proxy.rng, self._tried)
+        decision = self._proxy.fleet.route(self._ask, now, self._proxy.rng, self._tries.replicas)
         if isinstance(decision, Wait):
             if not self._waits:
                 self._journal.cut(decision.cuts.values())
@@ -150,7 +148,7 @@ class Exchange:
         self._lease = proxy.fleet.lease(route, self._ask, now)
         journal.ended(Stage.PICK, time.monotonic())
         pool = proxy.pools[route.replica]
-        connection = None if self._fresh else pool.take()
+        connection = None if self._tries.fresh else pool.take()
         if connection is not None:
             self._send(connection, pool)
         else:
@@ -173,13 +171,14 @@ class Exchange:
         address, request = pool.address, self._request
         head = request_head(request, address.authority, address.base, extra)
         connection.send(self, head, request.body, request.method == b"HEAD")
-        self._journal.ended(Stage.CONNECT, time.monotonic())
+        self._since = time.monotonic()
+        self._journal.ended(Stage.CONNECT, self._since)
 
     # What the connection tells (upstream.Sender).
 
     def on_response(self, response: ResponseReader, data: bytes) -> None:
         """Bytes of the answer."""
-        now = time.monotonic()
+        now = self._since = time.monotonic()
         relay, lease = self._relay, self._lease
         assert lease is not None
         self._proxy.fleet.sign_of_life(lease.replica, now)
@@ -203,7 +202,7 @@ class Exchange:
         self._connection = None
         error = UpstreamError.PROTOCOL if loss.garbled else UpstreamError.RESET
         if self._relay is not None:
-            self._broken(error)
+            self._broken(Outcome.FAILED, error, "The replica broke off while it answered.", "replica_lost")
         elif not loss.written:
             self._settle(Outcome.NOT_REACHED, error, tells=not loss.reused)
             self._again_unworked()
@@ -212,9 +211,7 @@ class Exchange:
             self._fail("The replica's answer broke off, or is not HTTP.", "replica_lost")
         elif loss.reused:
             self._settle(Outcome.FAILED, error, tells=False)
-            self._raced = self._tried.pop()  # A dead connection was tried, not the replica: a fresh one may go there.
-            self._fresh = True
-            self._proxy.pools[self._raced].drop_idle()
+            self._proxy.pools[self._tries.raced()].drop_idle()
             self._resend()
         else:
             self._settle(Outcome.FAILED, error)
@@ -235,6 +232,9 @@ class Exchange:
     def _open(self, response: ResponseReader) -> Relay:
         assert self._route is not None
         self._journal.status = response.status
+        if self._held > LARGE and self._connection is not None and self._connection.written:
+            self._request = self._request._replace(body=b"")
+            self._release()
         route = self._route
         ours = (
             f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
@@ -247,9 +247,9 @@ class Exchange:
         assert self._lease is not None
         replica = self._lease.replica
         self._proxy.fleet.full(replica, now + verdict.retry_after(response))
-        if self._unworked >= self._proxy.max_refusals:
+        if not self._tries.may_be_refused(self._proxy.max_refusals):
             return False
-        tried = [*self._tried, replica]
+        tried = [*self._tries.replicas, replica]
         if isinstance(self._proxy.fleet.route(self._ask, now, self._proxy.rng, tried), Refusal):
             return False
         connection, self._connection = self._connection, None
@@ -270,34 +270,29 @@ class Exchange:
         self._again_unworked()
 
     def _again_unworked(self) -> None:
-        self._unworked += 1
-        if self._unworked > self._proxy.max_refusals:
-            self._fail("No replica could be reached.", "replica_unreachable")
-        else:
+        if self._tries.unworked(self._proxy.max_refusals):
             self._find()
+        else:
+            self._fail("No replica could be reached.", "replica_unreachable")
 
     async def _resend_if_gone(self) -> None:
-        replica = self._tried[-1]
+        replica = self._tries.replicas[-1]
         pool = self._proxy.pools.get(replica)  # A reload may have removed the replica meanwhile.
         gone = pool is not None and await pool.refuses()
         self._connecting = None
         if gone:
             self._proxy.unreachable(replica)
-            if self._raced == replica:
-                self._resends -= 1  # That was no race: the connection died with its process, and so did both sends.
+            self._tries.died(replica)
             self._resend()
         else:
             self._fail("The replica closed the connection before it answered.", "replica_lost")
 
     def _resend(self) -> None:
-        self._resends += 1
-        if self._resends > MAX_RESENDS:
-            self._fail("The replica closed the connection before it answered.", "replica_lost")
-        elif not self._proxy.budget.spend(time.monotonic()):
-            text = "The replica was lost before it answered, and of late too many requests were sent again already."
-            self._fail(text, "retry_budget_exhausted")
-        else:
+        wrong = self._tries.lost(self._proxy.budget, time.monotonic())
+        if wrong is None:
             self._find()
+        else:
+            self._fail(*wrong)
 
     # Ends.
 
@@ -308,43 +303,67 @@ class Exchange:
         unread = Phase.UPLOADING if self._route is None else Phase.WAITING
         self._journal.left = Phase.STREAMING if self._relay is not None else unread
         if self._waits:
-            self._proxy.waiting.leave(self._ask.model, self)
             self._journal.left = Phase.QUEUED
-        if self._connecting is not None:
-            self._connecting.cancel()
-        self._drop_connection()
+        self._stop()
         self._end(Outcome.ABORTED, None, answered=False)
 
     def client_paused(self, paused: bool) -> None:
         """The client reads slower than the replica writes, or fast enough again."""
         self._paused = paused
+        self._since = time.monotonic()  # While it was not read, the replica could not show that it goes on.
         if self._connection is not None:
             self._connection.pause(paused)
 
-    def _broken(self, error: UpstreamError) -> None:
+    def sweep(self, now: float) -> None:
+        """End what takes too long. Looked at some times a second, so that no request needs a timer."""
+        sent, begun = self._connection is not None, self._relay is not None
+        late = bounds.late(self._proxy.times, now - self._journal.arrived, now - self._since, sent, begun, self._paused)
+        if late is None:
+            return
+        if late is Late.CLIENT:
+            self._journal.rejected = late.value
+            self._stop()
+            self._end(Outcome.ABORTED, None, answered=False)
+            self._client.cut()
+            return
+        (outcome, error), message = verdict.LATE[late], bounds.TOO_LATE[late]
+        if error is None:
+            self._journal.rejected = late.value
+        if begun:
+            self._broken(outcome, error, message, late.value)
+        else:
+            self._stop()
+            self._settle(outcome, error)
+            self._fail(message, late.value, 504)
+
+    def _stop(self) -> None:
+        """Nobody works for this request any more, in whatever phase it is."""
+        if self._waits:
+            self._waits = False
+            self._proxy.waiting.leave(self._ask.model, self)
+            self._journal.ended(Stage.QUEUE, time.monotonic())
+        if self._connecting is not None:
+            self._connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def _broken(self, outcome: Outcome, error: UpstreamError | None, message: str, code: str) -> None:
         """Midway: what the client has is not whole, and it must see that."""
         assert self._relay is not None
-        self._drop_connection()
-        self._relay.broken("The replica broke off while it answered.", self._endpoint.style)
-        self._end(Outcome.FAILED, None, answered=False, error=error)
+        self._stop()
+        self._relay.broken(message, code, self._endpoint.style)
+        self._end(outcome, None, answered=False, error=error)
         self._client.abort()
 
-    def _fail(self, message: str, code: str) -> None:
-        self._answer(answers.error(502, message, code, self._endpoint.style))
+    def _fail(self, message: str, code: str, status: int = 502) -> None:
+        self._answer(answers.error(status, message, code, self._endpoint.style))
 
     def _answer(self, answer: Answer) -> None:
         """The router's own answer."""
         self._journal.status = answer.status
-        lines = [
-            b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body),
-            b"x-homing-request-id: %b\r\n" % self._id.encode("latin-1"),
-        ]
-        if answer.retry_after is not None:
-            lines.append(b"retry-after: %d\r\n" % max(1, round(answer.retry_after)))
-        if not self._request.keep_alive:
-            lines.append(b"connection: close\r\n")
-        body = b"" if self._request.method == b"HEAD" else answer.body
-        self._client.write(response_head(answer.status, b"", lines) + body)
+        request = self._request
+        self._client.write(answers.written(answer, self._id, request.keep_alive, request.method == b"HEAD"))
         self._end(Outcome.OK, None)
 
     def _end(
@@ -353,6 +372,7 @@ class Exchange:
         if self._over:
             return
         self._over = True
+        self._release()
         relay = self._relay
         self._settle(outcome, error, usage)
         now = time.monotonic()
@@ -370,7 +390,7 @@ class Exchange:
         if lease is None:
             return
         proxy, now = self._proxy, time.monotonic()
-        self._tried.append(lease.replica)
+        self._tries.replicas.append(lease.replica)
         self._journal.settled(lease.finish(outcome, usage, now), error)
         if tells and outcome in verdict.TELLING:
             ejection = proxy.fleet.ended(lease, outcome is not Outcome.OK, now)
@@ -379,10 +399,10 @@ class Exchange:
         if proxy.waiting:
             proxy.loop.call_soon(proxy.waiting.wake)
 
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
+    def _release(self) -> None:
+        """The body will not be sent again."""
+        held, self._held = self._held, 0
+        self._proxy.buffered -= held
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._connecting = self._proxy.loop.create_task(work)

@@ -26,7 +26,7 @@ class Journal:
     """Times in monotonic seconds. What a second send adds to a stage is added to it."""
 
     __slots__ = (
-        "_arrived", "_attempts", "_chunks", "_cuts", "_first", "_last", "_since", "_stages", "endpoint", "left",
+        "_attempts", "_chunks", "_cuts", "_first", "_last", "_since", "_stages", "arrived", "endpoint", "left",
         "reason", "rejected", "request_id", "status",
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ class Journal:
         self.reason: Reason | None = None
         self.rejected: str | None = None
         self.left: Phase | None = None
-        self._arrived = self._since = now
+        self.arrived = self._since = now
         self._stages: list[float | None] = [None] * len(Stage)
         self._attempts: list[Attempt] = []
         self._cuts: list[Limit] = []
@@ -80,15 +80,15 @@ class Journal:
             ask.model,
             ask.streams,
             self.status,
-            now - self._arrived,
+            now - self.arrived,
             Stages(*self._stages),
             self.reason,
             self._attempts,
             self._cuts,
             len(ask.chain) if ask.size else None,
             self._chunks,
-            self._first - self._arrived if some else None,
-            self._last - self._arrived if some else None,
+            self._first - self.arrived if some else None,
+            self._last - self.arrived if some else None,
             self.rejected,
             self.left,
         )

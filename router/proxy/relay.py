@@ -109,11 +109,11 @@ class Relay:
         """What the end of the answer says of tokens."""
         return read_usage(b"".join(self._tail))
 
-    def broken(self, message: str, style: Style) -> None:
-        """The replica is gone midway: say so inside a stream that stands between two chunks. The caller closes."""
+    def broken(self, message: str, code: str, style: Style) -> None:
+        """It ends midway: say so inside a stream that stands between two chunks. The caller closes."""
         response = self._response
         kinds = [value for name, _, value in response.headers if name == b"content-type"]
         streams = bool(kinds) and kinds[0].startswith(b"text/event-stream")
         if streams and response.chunked and not response.in_chunk and not self._to_head:
-            event = broken_event(message, "replica_lost", style)
+            event = broken_event(message, code, style)
             self._sink.write(event if self._dechunk else b"%x\r\n%b\r\n" % (len(event), event))

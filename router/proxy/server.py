@@ -5,20 +5,23 @@ pipelining client sends ahead is kept, up to a bound, and reading stops there.
 """
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import deque
+from enum import Enum
 from typing import cast
 
 from router.core.record import Phase
 from router.core.types import Ask
-from router.proxy import answers
+from router.proxy import answers, openai
+from router.proxy.bounds import Bounds, Late, Times, body_over, over
+from router.proxy.clients import EXCESS, Clients
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
 from router.proxy.journal import Journal, Stage
+from router.proxy.openai import Endpoint
 from router.proxy.syntax import WireError
-from router.proxy.wire import Request, RequestReader, response_head
+from router.proxy.wire import Request, RequestReader
 
 LINGER_SECONDS = 5.0
 """How long what a refused client still sends is discarded before its connection closes; nginx lingers as long."""
@@ -33,60 +36,34 @@ TCP_INFO = getattr(socket, "TCP_INFO", 11)
 TCP_GONE = frozenset((7, 8))
 """Linux's TCP_CLOSE (it was reset) and TCP_CLOSE_WAIT (the client has closed), the first byte of its tcp_info."""
 
+BUFFER_FULL = "buffer_full"
+CONNECTIONS_FULL = "connections_full"
+"""Why a request is refused, as the metric names it (wire.WireError has the others)."""
 
-class Clients:
-    """The open client connections of one worker. While it is `leaving`, each request that begins is its connection's
-    last, and its answer says so."""
 
-    def __init__(self) -> None:
-        self._open: set[ClientConnection] = set()
-        self._none = asyncio.Event()
-        self._none.set()
-        self.leaving = False
+class Part(Enum):
+    """What of a request is arriving."""
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, connection: "ClientConnection") -> None:
-        self._open.add(connection)
-        self._none.clear()
-
-    def remove(self, connection: "ClientConnection") -> None:
-        self._open.remove(connection)
-        if not self._open:
-            self._none.set()
-
-    async def gone(self, seconds: float) -> None:
-        """Returns when no connection is open any more, at the latest after `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._none.wait(), seconds)
-
-    async def drain(self, seconds: float) -> None:
-        """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`."""
-        for connection in list(self._open):
-            connection.close_when_idle()
-        await self.gone(seconds)
-        self.cut()
-
-    def cut(self) -> None:
-        """Close all at once, whatever is under way."""
-        for connection in list(self._open):
-            connection.cut()
+    NONE = "none"
+    HEAD = "head"
+    BODY = "body"
 
 
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, proxy: Proxy, max_body: int, clients: "Clients") -> None:
+    def __init__(self, proxy: Proxy, clients: Clients) -> None:
         self._proxy = proxy
-        self._reader = RequestReader(max_body)
+        self._reader = RequestReader(_largest(proxy.bounds), proxy.bounds.head)
         self._clients = clients
         self._exchange: Exchange | None = None
         self._requests: deque[Request] = deque()
         self._ahead: list[bytes] = []
         self._ahead_size = 0
-        self._closes = self._paused = self._last = False
-        self._lingering: asyncio.TimerHandle | None = None
+        self._since = 0.0  # When it opened, last had an answer whole, began a request or its body, or was to close.
+        self._part = Part.NONE
+        self._held = 0
+        self._closes = self._paused = self._last = self._lingers = self._excess = False
         self._watching: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
@@ -94,10 +71,19 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
+        self._since = time.monotonic()
         self._clients.add(self)
+        if self._clients.excess > 0:
+            self._closes = self._excess = True
+        if self._clients.excess > EXCESS:
+            self._describe(self._proxy.request_id(), "other", 0, CONNECTIONS_FULL, None)
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._closes:
+            if self._excess:
+                self._excess = False
+                self._refuse(WireError(503, CONNECTIONS_FULL, answers.CONNECTIONS_FULL))
             return
         if self._exchange is not None or self._requests:
             self._ahead.append(data)
@@ -114,15 +100,15 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
-        for timer in (self._lingering, self._watching):
-            if timer is not None:
-                timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._hold(0)
         exchange, self._exchange = self._exchange, None
         self._requests.clear()
         if exchange is not None:
             exchange.client_left()
         elif not self._closes and not self._reader.idle:
-            self._describe(0, None, Phase.UPLOADING)
+            self._describe(self._proxy.request_id(), self._endpoint.name, 0, None, Phase.UPLOADING)
         self._closes = True
 
     def pause_writing(self) -> None:
@@ -145,6 +131,8 @@ class ClientConnection(asyncio.Protocol):
     def done(self, keep_alive: bool) -> None:
         """The answer is out."""
         self._exchange = None
+        self._since = time.monotonic()
+        self._part = Part.NONE
         if keep_alive and self._more():
             self._proxy.loop.call_soon(self._go_on)
         elif self._last or not keep_alive:
@@ -166,7 +154,38 @@ class ClientConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         self._closes = True
+        self._since = time.monotonic()
         self._transport.close()
+
+    # What the worker tells (clients.Client).
+
+    def adjust(self) -> None:
+        bounds = self._proxy.bounds
+        self._reader.max_body, self._reader.max_head = _largest(bounds), bounds.head
+
+    def sweep(self, now: float) -> None:
+        """End what takes too long."""
+        if self._exchange is not None:
+            self._exchange.sweep(now)
+            return
+        times, waited = self._proxy.times, now - self._since
+        if self._closes or self._paused:  # It was refused, or does not take its last answer.
+            if over(LINGER_SECONDS if self._lingers or self._excess else times.idle, waited):
+                self._transport.abort()
+        elif self._reader.idle:
+            if over(times.keep_alive, waited):
+                self._close()
+        elif self._is_slow(times, waited):
+            part = "body" if self._reader.headed else "head"
+            self._refuse(
+                WireError(408, Late.CLIENT.value, f"the request's {part} did not arrive in time: timeouts.{part}")
+            )
+
+    def _is_slow(self, times: Times, waited: float) -> bool:
+        """Whether what of a request is arriving takes too long."""
+        if self._reader.headed:
+            return body_over(times.body, waited, self._reader.received)
+        return over(times.head, waited)
 
     # Requests.
 
@@ -177,13 +196,35 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         try:
             self._requests.extend(self._reader.feed(data))
+            if not self._requests:
+                self._read_on()
         except WireError as error:
             self._refuse(error)
             return
-        if self._reader.wants_continue and not self._requests:
-            self._reader.wants_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._held:
+            self._hold(self._reader.received if not self._requests else 0)
         self._next()
+
+    def _read_on(self) -> None:
+        """A request has begun to arrive. Raises WireError when its body finds no room."""
+        reader, proxy = self._reader, self._proxy
+        part = Part.BODY if reader.headed else Part.HEAD
+        if self._part is not part:
+            self._part = part
+            self._since = time.monotonic()
+        if part is Part.HEAD:
+            return
+        self._hold(reader.received)
+        if proxy.buffered + max(0, reader.announced - reader.received) > proxy.bounds.buffered:
+            raise WireError(503, BUFFER_FULL, answers.BUFFER_FULL)
+        if reader.wants_continue:
+            reader.wants_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _hold(self, size: int) -> None:
+        """So many bytes of a body that is not whole yet are held here."""
+        self._proxy.buffered += size - self._held
+        self._held = size
 
     def _next(self) -> None:
         """Begin the next request, unless the client has not yet read enough of the last one's answer."""
@@ -216,12 +257,21 @@ class ClientConnection(asyncio.Protocol):
             self._watching = self._proxy.loop.call_later(WATCH_SECONDS, self._watch)
 
     def _refuse(self, error: WireError) -> None:
-        """Answer what is no request, and close: where the next one would begin is not known."""
-        body = answers.error(error.status, str(error), error.reason).body
-        line = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        self._transport.write(response_head(error.status, b"", [line]) + body)
+        """Answer what is no request, or one too many, and close: where the next one would begin is not known."""
+        endpoint, request_id = self._endpoint, self._proxy.request_id()
+        answer = answers.error(error.status, str(error), error.reason, endpoint.style)
+        if error.status == 503:
+            answer = answer._replace(retry_after=answers.FULL_SECONDS)
+        self._transport.write(answers.written(answer, request_id, keep_alive=False))
+        self._hold(0)
+        self._reader.discard()
         self._linger()
-        self._describe(error.status, error.reason, None)
+        self._describe(request_id, endpoint.name, error.status, error.reason, None)
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        """Where the request goes that has not become one yet."""
+        return openai.endpoint(self._reader.path) if self._reader.headed else openai.OTHER
 
     def _linger(self) -> None:
         """Close for writing and go on discarding for a moment: closing with unread bytes resets the connection, and a
@@ -229,14 +279,20 @@ class ClientConnection(asyncio.Protocol):
         self._closes = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
-            self._lingering = self._proxy.loop.call_later(LINGER_SECONDS, self._transport.close)
+            self._lingers = True
+            self._since = time.monotonic()
         else:
-            self._transport.close()
+            self._close()
 
-    def _describe(self, status: int, rejected: str | None, left: Phase | None) -> None:
+    def _describe(self, request_id: str, endpoint: str, status: int, rejected: str | None, left: Phase | None) -> None:
         """Tell of a request that never became one."""
         now = time.monotonic()
-        journal = Journal(self._proxy.request_id(), "other", now)
+        journal = Journal(request_id, endpoint, now)
         journal.status, journal.rejected, journal.left = status, rejected, left
         journal.ended(Stage.PARSE, now)
         self._proxy.describe(journal.record(Ask(None), now))
+
+
+def _largest(bounds: Bounds) -> int:
+    """Bytes of a body above which it is refused for good: one that never finds room shall not be sent again."""
+    return min(bounds.body, bounds.buffered)

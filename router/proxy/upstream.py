@@ -114,6 +114,11 @@ class Connection(asyncio.Protocol):
     def closing(self) -> bool:
         return self._transport.is_closing()
 
+    @property
+    def written(self) -> bool:
+        """Whether the request has left whole, but for what the transport may hold unnoticed."""
+        return self._written
+
     # asyncio's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -2,6 +2,7 @@
 
 from router.core.record import UpstreamError
 from router.core.types import Outcome
+from router.proxy.bounds import Late
 from router.proxy.wire import ResponseReader
 
 REFUSALS = frozenset((429, 503))
@@ -12,6 +13,14 @@ REFUSED_SECONDS = 1.0
 
 TELLING = frozenset((Outcome.OK, Outcome.FAILED, Outcome.NOT_REACHED))
 """Outcomes that tell of the replica's health. A refusal tells of load, a client that left of nothing."""
+
+LATE = {
+    Late.FIRST_BYTE: (Outcome.FAILED, UpstreamError.TIMEOUT_FIRST_BYTE),
+    Late.IDLE: (Outcome.FAILED, UpstreamError.TIMEOUT_IDLE),
+    Late.REQUEST: (Outcome.ABORTED, None),
+}
+"""How a send ends of which something took too long: the router's own patience with a request says nothing of a replica.
+Never written to."""
 
 
 def of(status: int) -> tuple[Outcome, UpstreamError | None]:

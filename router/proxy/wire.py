@@ -31,7 +31,7 @@ BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
 """Methods whose request says nothing of a length when it has no body (RFC 9110 section 8.6)."""
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a head. nginx allows 32 KB by default, uvicorn 64 KB; cookies and traces fit."""
+"""Bytes of a replica's head, and of a client's unless it is set otherwise. nginx allows 32 KB, uvicorn 64 KB."""
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -68,11 +68,12 @@ class RequestReader:
     `wants_continue` says that a request's head has come whose client waits for a 100 before it sends the body.
     """
 
-    def __init__(self, max_body: int) -> None:
-        self._max_body = max_body
+    def __init__(self, max_body: int, max_head: int = MAX_HEAD) -> None:
+        self.max_body, self.max_head = max_body, max_head
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Request] = []
         self._unused = 0
+        self._body: Body = b""
         self._id: bytes | None = None
         self._token: bytes | None = None
         self._version = ""
@@ -92,6 +93,30 @@ class RequestReader:
         the client waits for a 100."""
         return self._error is not None or self.wants_continue
 
+    @property
+    def headed(self) -> bool:
+        """Whether the head of a request is whole and its body is not."""
+        return self._headed
+
+    @property
+    def path(self) -> str:
+        """The path of the request whose head is whole."""
+        return self._target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body so far."""
+        return self._body_size
+
+    @property
+    def announced(self) -> int:
+        """Bytes of the body by its Content-Length; 0 without one."""
+        return self._announced
+
+    def discard(self) -> None:
+        """Hold no body any longer: the request is refused."""
+        self._body = b""
+
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; returns the requests that they complete. Raises WireError; where whole requests came before what
         is wrong, they are returned and the next call raises."""
@@ -100,7 +125,7 @@ class RequestReader:
         self._unused += len(data)
         try:
             self._parse(data)
-            if self._unused > MAX_HEAD:  # A head, trailers or a chunk's extension without an end.
+            if self._unused > self.max_head:  # A head, trailers or a chunk's extension without an end.
                 raise self._head_too_large()
         except WireError as error:
             if not self._done:
@@ -131,10 +156,10 @@ class RequestReader:
     # llhttp's callbacks.
 
     def on_message_begin(self) -> None:
-        self._url = b""
+        self._url = self._target = b""
         self._headers: Headers = []
-        self._body: Body = b""
-        self._body_size = 0
+        self._body = b""
+        self._body_size = self._announced = 0
         self._begun = self._headed = False
 
     def on_url(self, url: bytes) -> None:
@@ -146,7 +171,7 @@ class RequestReader:
             self._headers.append((name.lower(), name, value))
 
     def on_headers_complete(self) -> None:
-        if self._unused > MAX_HEAD and self._head_size() > MAX_HEAD:
+        if self._unused > self.max_head and self._head_size() > self.max_head:
             raise self._head_too_large()
         self._headed = True
         self._unused = 0
@@ -162,13 +187,14 @@ class RequestReader:
         if b"transfer-encoding" in fields:
             syntax.check_codings(self._headers, self._version)
         self.wants_continue = b"expect" in fields and syntax.waits(fields[b"expect"], self._version)
-        if int(fields.get(b"content-length", 0)) > self._max_body:
+        self._announced = int(fields.get(b"content-length", 0))
+        if self._announced > self.max_body:
             raise self._too_large()
 
     def on_body(self, body: bytes) -> None:
         self._unused = 0
         self._body_size += len(body)
-        if self._body_size > self._max_body:
+        if self._body_size > self.max_body:
             raise self._too_large()
         if not self._body:
             self._body = body
@@ -205,12 +231,12 @@ class RequestReader:
         return len(self._url) + sum([len(name) + len(value) + len(b": \r\n") for name, _, value in self._headers])
 
     def _head_too_large(self) -> WireError:
-        if len(self._url) > MAX_HEAD // 2:
-            return WireError(414, "bad_request", f"the target takes most of a head's {MAX_HEAD} bytes")
-        return WireError(431, "bad_request", f"the request's head is larger than {MAX_HEAD} bytes")
+        if len(self._url) > self.max_head // 2:
+            return WireError(414, "bad_request", f"the target takes most of limits.head, {self.max_head} bytes")
+        return WireError(431, "bad_request", f"the request's head is larger than limits.head, {self.max_head} bytes")
 
     def _too_large(self) -> WireError:
-        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
+        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self.max_body} bytes")
 
 
 class ResponseReader:

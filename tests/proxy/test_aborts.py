@@ -122,7 +122,7 @@ async def test_a_client_that_has_sent_much_ahead_can_still_be_seen_to_leave() ->
             await client.send(chat())
             await until(lambda: replica.calls)
             await client.send(post("/v1/anything", b"x" * 1_000_000))
-            [connection] = rig.worker.clients._open
+            connection = rig.client
             await until(lambda: not connection._transport.is_reading())
         await gone(replica.calls[0])
         await rig.quiet()
@@ -248,7 +248,7 @@ async def test_a_client_that_reads_nothing_holds_its_replica_back(framing: str) 
             await client.send(chat(stream=True))
             await until(lambda: produced(replica)() > 0)
             assert await settled(produced(replica)) < 12_000_000
-            [connection] = rig.worker.clients._open
+            connection = rig.client
             assert connection._transport.get_write_buffer_size() < 1 << 20
             answer = await client.answer()
             assert (answer.whole, len(answer.body)) == (True, 50_000_000)

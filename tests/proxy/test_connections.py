@@ -51,7 +51,7 @@ async def test_a_client_that_sends_ahead_for_ever_and_reads_nothing_costs_a_boun
         while seen < len(rig.records):  # Until it has come to a stop, by itself or at the last request.
             seen = len(rig.records)
             await asyncio.sleep(0.2)
-        [connection] = rig.worker.clients._open
+        connection = rig.client
         assert connection._transport.get_write_buffer_size() < 1 << 20
         answers = [await client.answer() for _ in range(asked_for)]
         assert {answer.status for answer in answers} == {200}
@@ -69,7 +69,7 @@ async def test_what_a_client_sends_ahead_of_a_long_answer_is_read_up_to_a_bound(
         await until(lambda: replica.calls)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.send_for_ever(get("/health") * 1_000), 0.5)
-        [connection] = rig.worker.clients._open
+        connection = rig.client
         assert 0 < connection._ahead_size < server.READ_AHEAD + (1 << 20)
         go_on.set()
         assert (await client.answer()).body == b"ok"

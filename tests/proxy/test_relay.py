@@ -77,7 +77,7 @@ class Sent:
         return self
 
     def broken(self, style: Style = Style.OPENAI) -> "Sent":
-        self.relay.broken("gone", style)
+        self.relay.broken("gone", "replica_lost", style)
         return self
 
     def _pass_on(self, body: bytes) -> None:
