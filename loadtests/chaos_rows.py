@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loadtests.fleet import GRACE_S, FleetShape, replica_command
-from loadtests.processes import Process, running
+from loadtests.processes import Process, children, running
 from replica.faults import Fault
 
 STRIKE_S = 3.0
@@ -150,12 +150,7 @@ async def worker_killed(victim: Victim) -> None:
     """SIGKILL to one of the router's workers, which the router is to replace. Linux only."""
     await asyncio.sleep(STRIKE_S)
     assert victim.router is not None
-    os.kill(workers(victim.router.pid)[0], signal.SIGKILL)
-
-
-def workers(router: int, proc: Path = Path("/proc")) -> list[int]:
-    """The process ids of a router's workers. Raises OSError where the system does not tell."""
-    return [int(child) for child in (proc / f"{router}/task/{router}/children").read_text(encoding="ascii").split()]
+    os.kill(children(victim.router.pid)[0], signal.SIGKILL)
 
 
 class OfItsOwn(StrEnum):

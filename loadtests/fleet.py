@@ -21,7 +21,7 @@ MODEL = "sim"
 START_WITHIN_S = 30.0  # An interpreter that starts beside five others on two busy cores takes seconds.
 GRACE_S = 5.0
 
-_HOMING = (sys.executable, "-m", "router.cli")
+HOMING = (sys.executable, "-m", "router.cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ async def fleet(
     with tempfile.TemporaryDirectory(prefix="homing-fleet-") as name:
         directory = Path(name)
         config = directory / "router.yaml"
-        router = Process("router", (*_HOMING, "serve", "-c", str(config)), directory / "router.log")
+        router = Process("router", (*HOMING, "serve", "-c", str(config)), directory / "router.log")
         commands = {name: replica_command(name, shape, (flags or {}).get(name, ())) for name in shape.ids}
         replicas = [Process(f"replica {name}", each, directory / f"{name}.log") for name, each in commands.items()]
         async with running(replicas, GRACE_S):
@@ -78,7 +78,7 @@ async def fleet(
             built = Fleet(front, admin, urls, (*replicas, router))
             config.write_text(router_yaml(built, policy, settings), encoding="utf-8")
             async with running([router], GRACE_S):
-                await _routing(router, built)
+                await routing(router, built)
                 yield built
 
 
@@ -108,7 +108,7 @@ def replica_command(name: str, shape: FleetShape, more: Sequence[str] = (), port
         "seed": shape.seed,
     }
     return (
-        *_HOMING,
+        *HOMING,
         "replica",
         "simulate",
         *(word for flag, value in flags.items() for word in (f"--{flag}", str(value))),
@@ -126,8 +126,11 @@ async def _listening(process: Process) -> str:
     return await process.ready(said, START_WITHIN_S)
 
 
-async def _routing(router: Process, built: Fleet) -> None:
-    """Waits until the router knows every replica as ready and answers clients; an arm must not begin with fewer."""
+async def routing(router: Process, built: Fleet) -> None:
+    """Waits until the router knows every replica as ready and answers clients; an arm must not begin with fewer.
+
+    Raises ProcessError.
+    """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0), raise_for_status=True) as http:
 
         async def ready() -> bool | None:

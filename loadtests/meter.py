@@ -1,4 +1,4 @@
-"""CPU time of a process and of all that it started, from /proc; and which cores a child may run on.
+"""CPU time of a process and of all that it started, from /proc; its memory; and which cores a child may run on.
 
 User and system time of every living member of the tree, with what its ended children had used: a member that ends
 between two readings moves its time into its parent's, so that the sum never falls. The kernel counts in ticks of 10 ms
@@ -7,6 +7,7 @@ between two readings moves its time into its parent's, so that the sum never fal
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,18 @@ def tree_ticks(root: int, processes: dict[int, Usage]) -> int:
 def cpu_seconds(root: int) -> float:
     """CPU seconds that a process and all below it have used. Raises GoneError."""
     return tree_ticks(root, table()) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mb(pid: int, proc: Path = PROC) -> float:
+    """Memory of one process that is in RAM (VmRSS), in MB of 1,000,000 bytes. Raises GoneError."""
+    try:
+        status = (proc / str(pid) / "status").read_text()
+    except FileNotFoundError as error:
+        raise GoneError(f"process {pid} has ended while it was measured") from error
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    if found is None:
+        raise GoneError(f"process {pid} has ended while it was measured")
+    return int(found[1]) * 1024 / 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ class Tools:
     standin: Path
     loadgen: Path
 
-    def replica(self, name: str, interval_ms: int) -> Process:
+    def replica(self, name: str, interval_ms: int, model: str = "bench") -> Process:
         """A stand-in replica on a port of its choice, whose streams have an event each `interval_ms`; not started."""
-        return Process(name, [str(self.standin), "0", str(interval_ms)], self.directory / f"{name}.log")
+        return Process(name, [str(self.standin), "0", str(interval_ms), model], self.directory / f"{name}.log")
 
     async def drive(self, port: int, connections: int, seconds: float, bodies: Sequence[Path]) -> Load:
         """Send the bodies in turn over so many connections, closed loop, for this time.

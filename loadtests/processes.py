@@ -165,6 +165,11 @@ def require_free(port: int, flag: str) -> None:
             ) from error
 
 
+def children(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """The children of a process; of a router, its workers. Raises OSError where the system does not tell."""
+    return [int(child) for child in (proc / f"{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
 def free_port() -> int:
     """A port that was free a moment ago. Who binds it later must be ready to find it taken."""
     with socket.socket() as probe:

@@ -1,7 +1,7 @@
 /*
  * A stand-in replica for bench_proxy: the answers of a vLLM engine without the engine.
  *
- *     standin PORT INTERVAL_MS        PORT 0: any free one; it prints the URL that it listens on
+ *     standin PORT INTERVAL_MS [MODEL]       PORT 0: any free one; it prints the URL that it listens on
  *
  * It must cost far less than the cheapest proxy that is measured in front of it, so it is one thread over epoll, its
  * answers are constants but for two numbers (a token for each 4 bytes of the request, all but the last 16 of them
@@ -50,9 +50,10 @@
 #define LAST CHUNK_START "]," USAGE "}\n\n"
 #define DONE "data: [DONE]\n\n"
 
-static const char models[] =
-    "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\",\"created\":1767225600,"
-    "\"owned_by\":\"vllm\",\"root\":\"bench\",\"parent\":null,\"max_model_len\":131072}]}";
+#define MODELS \
+    "{\"object\":\"list\",\"data\":[{\"id\":\"%.100s\",\"object\":\"model\",\"created\":1767225600," \
+    "\"owned_by\":\"vllm\",\"root\":\"bench\",\"parent\":null,\"max_model_len\":131072}]}"
+static char models[512];
 static const char metrics[] =
     "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine=\"0\",model_name=\"bench\"} 0.0\n"
     "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine=\"0\",model_name=\"bench\"} 0.0\n"
@@ -205,7 +206,7 @@ static int serve_one(struct connection *c)
     if (begins(c, "GET /health "))
         return ANSWER(c, "200 OK", TYPE_JSON, "");
     if (begins(c, "GET /v1/models "))
-        return ANSWER(c, "200 OK", TYPE_JSON, models);
+        return answer(c, "200 OK", TYPE_JSON, models, strlen(models));
     if (begins(c, "GET /metrics "))
         return ANSWER(c, "200 OK", TYPE_TEXT, metrics);
     return ANSWER(c, "404 Not Found", TYPE_JSON, missing);
@@ -331,8 +332,9 @@ static void set_timer(void)
     set_for = due;
 }
 
-static void write_constants(void)
+static void write_constants(const char *model)
 {
+    snprintf(models, sizeof models, MODELS, model);
     stream_start_size = (size_t)sprintf(stream_start,
                                         "HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
                                         "content-type: text/event-stream; charset=utf-8\r\n"
@@ -371,11 +373,11 @@ static void handle(void *what, int listener)
 
 int main(int count, char **words)
 {
-    if (count != 3 || (interval = strtoul(words[2], NULL, 10) * (SECOND / 1000)) == 0) {
-        fprintf(stderr, "usage: standin PORT INTERVAL_MS\n");
+    if (count < 3 || count > 4 || (interval = strtoul(words[2], NULL, 10) * (SECOND / 1000)) == 0) {
+        fprintf(stderr, "usage: standin PORT INTERVAL_MS [MODEL]\n");
         return 2;
     }
-    write_constants();
+    write_constants(count > 3 ? words[3] : "bench");
     poller = epoll_create1(EPOLL_CLOEXEC);
     timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     int listener = listen_on(atoi(words[1]));

@@ -4,7 +4,7 @@ A custom collector: counts come from the tally, gauges from the fleet at the mom
 twice and a replica that is gone has no series. Histograms are labelled by model or by replica, never by both. Names,
 types and labels are the catalogue of the project's UX page; a golden list in the tests holds them.
 
-The supervisor renders, so a scrape delays no request; but 6,000 series take it some 50 ms, in which it would hear no
+The supervisor renders, so a scrape delays no request; but 6,000 series take it some 30 ms, in which it would hear no
 worker and answer no probe. So a scrape is rendered in slices of some 2 ms, and other things go on between two of them.
 """
 
@@ -28,7 +28,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from router.admin import counts
+from router.admin import counts, exposition
+from router.admin.exposition import Head
 from router.admin.gauges import INDEX_BLOCK_BYTES, Gauges, missing
 from router.admin.histogram import Histogram
 from router.admin.labels import Labels
@@ -43,10 +44,8 @@ Make = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | In
 INFO, COUNTER, GAUGE, HISTOGRAM = InfoMetricFamily, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 
-SLICE = 200
-"""Samples rendered at once, at some 10 us each."""
-
-_EOF = b"# EOF\n"
+SLICE = 500
+"""Samples rendered at once, at some 4 us each."""
 
 DROPPABLE = ("Load", "Placed", "Learned", "Corrected", "Full", "Bye", "Records", "Refused", "Members")
 """Messages that are sent for what they are worth (gossip/messages.py)."""
@@ -176,16 +175,6 @@ class Sources:
     build: Mapping[str, str]
 
 
-class _One(Collector):
-    """A registry of one metric."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._metric
-
-
 class Metrics(Collector):
     """Renders a tally beside the fleet's state."""
 
@@ -195,18 +184,18 @@ class Metrics(Collector):
 
     def render(self, accept: str) -> tuple[Iterator[bytes], str]:
         """The exposition that `accept` prefers, in slices, and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return self._slices(encode, "openmetrics" in content_type), content_type
+        _, content_type = choose_encoder(accept)
+        return self._slices("openmetrics" in content_type), content_type
 
-    def _slices(self, encode: Callable[[Collector], bytes], ends: bool) -> Iterator[bytes]:
+    def _slices(self, openmetrics: bool) -> Iterator[bytes]:
         for metric in chain(self.collect(), processes(self._sources.pids())):
+            text = exposition.head(Head(metric.name, metric.type, metric.documentation), openmetrics)
             samples = metric.samples
             for start in range(0, max(1, len(samples)), SLICE):
-                metric.samples = samples[start : start + SLICE]
-                text = encode(_One(metric)).removesuffix(_EOF)
-                yield _headless(text) if start else text
-        if ends:
-            yield _EOF
+                yield (text + exposition.lines(samples[start : start + SLICE])).encode()
+                text = ""
+        if openmetrics:
+            yield exposition.EOF.encode()
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's Collector."""
@@ -265,13 +254,6 @@ def processes(pids: Sequence[int]) -> Iterator[Metric]:
                 total = sample.value + sum(other.samples[position].value for other in others)
                 metric.samples[position] = sample._replace(value=total)
         yield metric
-
-
-def _headless(text: bytes) -> bytes:
-    """Without help and type, which a family's first slice has told."""
-    while text.startswith(b"# "):
-        text = text[text.index(b"\n") + 1 :]
-    return text
 
 
 def _summed(rows: Iterable[tuple[Sequence[str], float]], labels: Labels) -> Iterable[Row]:

@@ -13,7 +13,7 @@ import pytest
 from loadtests import chaos_client
 from loadtests.chaos import Result, judge, table, twice
 from loadtests.chaos_client import STREAM_TOKENS, WHOLE_TOKENS, End, Pace, Sent
-from loadtests.chaos_rows import Life, OfItsOwn, Row, Victim, established, read_ids, rows, workers
+from loadtests.chaos_rows import Life, OfItsOwn, Row, Victim, established, read_ids, rows
 from loadtests.fleet import FleetShape
 from replica.faults import Fault
 
@@ -201,13 +201,6 @@ def test_every_row_has_a_name_of_its_own() -> None:
     assert named("resetting before headers").most_twice is OfItsOwn.CONNECTIONS
     assert named("a worker killed").workers == 2
     assert {row.workers for row in table_ if row.name != "a worker killed"} == {1}
-
-
-def test_a_routers_workers_are_its_children(tmp_path: Path) -> None:
-    children = tmp_path / "7" / "task" / "7"
-    children.mkdir(parents=True)
-    (children / "children").write_text("12 13 ")
-    assert workers(7, tmp_path) == [12, 13]
 
 
 def test_the_table_shows_figures_and_missed_goals() -> None:

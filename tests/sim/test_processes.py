@@ -18,6 +18,7 @@ from loadtests.processes import (
     PortInUseError,
     Process,
     ProcessError,
+    children,
     first_failure,
     free_port,
     require_free,
@@ -215,3 +216,10 @@ def test_a_taken_port_is_refused_with_the_flag_that_helps() -> None:
 
 def test_a_free_port_is_free() -> None:
     require_free(free_port(), "--port")
+
+
+def test_a_routers_workers_are_its_children(tmp_path: Path) -> None:
+    of = tmp_path / "7" / "task" / "7"
+    of.mkdir(parents=True)
+    (of / "children").write_text("12 13 ")
+    assert children(7, tmp_path) == [12, 13]
