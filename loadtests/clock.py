@@ -1,15 +1,13 @@
 """A clock turned by hand: events in order of time, and those of one moment in order of their making.
 
-To production objects that want timers (`gossip.news`, `proxy.waiting`) it is an event loop of which only the time and
-the timers work; anything else of a loop raises NotImplementedError, as asyncio's abstract one does. It never reads a
-real clock and never sleeps.
+Production objects that want an event loop for its timers (`gossip.news`, `proxy.waiting`) get this one instead: it has
+the time and the timers of a loop and nothing else. It never reads a real clock and never sleeps.
 """
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 
 class _Event(NamedTuple):
@@ -21,7 +19,25 @@ class _Event(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Clock(asyncio.AbstractEventLoop):
+class Timer:
+    """What `call_later` answers: a call that can be taken back."""
+
+    __slots__ = ("_args", "_call")
+
+    def __init__(self, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._call: Callable[..., object] | None = call
+        self._args = args
+
+    def cancel(self) -> None:
+        self._call = None
+
+    def fire(self) -> None:
+        """Call, unless that was taken back."""
+        if self._call is not None:
+            self._call(*self._args)
+
+
+class Clock:
     """Time in seconds from 0."""
 
     def __init__(self) -> None:
@@ -41,30 +57,17 @@ class Clock(asyncio.AbstractEventLoop):
             self.now, _, call, args = heappop(heap)
             call(*args)
 
-    # What of asyncio's loops is here.
+    # What of a loop is here.
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Itself, for who asks for a loop and uses its timers only."""
+        return cast("asyncio.AbstractEventLoop", self)
 
     def time(self) -> float:
         return self.now
 
-    def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self.at(when, self._fire, handle, callback, args)
-        return handle
-
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def get_debug(self) -> bool:
-        return False
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio's own loops clean up here; ours finds the handle cancelled when its time comes."""
-
-    @staticmethod
-    def _fire(handle: asyncio.TimerHandle, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        if not handle.cancelled():
-            callback(*args)
+    def call_later(self, delay: float, call: Callable[..., object], *args: Any) -> Timer:
+        timer = Timer(call, args)
+        self.at(self.now + delay, timer.fire)
+        return timer

@@ -38,7 +38,7 @@ class _Request:
 
 
 class SimReplica:
-    """`computed_tokens` of prompts, `output_tokens` and `busy_s` are totals, recomputation after preemption included."""
+    """`computed_tokens` of prompts (after a preemption again), `output_tokens` and `busy_s` are totals."""
 
     def __init__(self, name: str, engine: Engine, clock: Clock) -> None:
         self.id = name

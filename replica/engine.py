@@ -220,7 +220,7 @@ class Engine:
         running = self._running
         if not running or self._may_admit():
             return None
-        if any([sequence.tokens - sequence.computed != 1 or not sequence.generated for sequence in running]):
+        if any(sequence.tokens - sequence.computed != 1 or not sequence.generated for sequence in running):
             return None
         steps = min([sequence.work.output_tokens - sequence.generated for sequence in running]) - 1
         if self._growth(steps) > self.cache.free:
