@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadtests.plays import Names, Part, Play, Text, cut
-from loadtests.traces import BLOCK_TOKENS, TICK_MS, TraceRequest
+from loadtests.traces import BLOCK_TOKENS, TICK_MS, TraceRequest, ticks
 
 
 def trace_play(name: str, requests: Sequence[TraceRequest], seed: int, stagger_s: float | None = None) -> Play:
@@ -97,11 +97,10 @@ def _answer(request: TraceRequest) -> dict[int, int]:
 
 def _arrivals(requests: Sequence[TraceRequest], rng: random.Random) -> list[float]:
     """Seconds since the first request, drawn within the tick where the trace has one."""
-    sizes = Counter(request.timestamp for request in requests)
-    if any(stamp % TICK_MS for stamp in sizes):
+    numbers = ticks(requests)
+    if numbers is None:
         times = [request.timestamp / 1_000 for request in requests]
     else:
-        drawn = {stamp: sorted(rng.random() for _ in range(n)) for stamp, n in sizes.items()}
-        offsets = {stamp: iter(inside) for stamp, inside in drawn.items()}
-        times = [(r.timestamp + TICK_MS * next(offsets[r.timestamp])) / 1_000 for r in requests]
+        drawn = {tick: iter(sorted(rng.random() for _ in range(size))) for tick, size in Counter(numbers).items()}
+        times = [(tick + next(drawn[tick])) * TICK_MS / 1_000 for tick in numbers]
     return [at - min(times) for at in times]
