@@ -68,12 +68,14 @@ class Play:
         return sum(len(part.lines) for part in self.parts)
 
     @property
-    def seconds(self) -> float:
-        """When the last part starts."""
-        return max(part.start_s for part in self.parts)
+    def rate(self) -> float:
+        """Requests a second, up to the start of the last part; an open loop's own rate."""
+        seconds = max(part.start_s for part in self.parts)
+        return self.requests / seconds if seconds else float(self.requests)
 
-    def at_speed(self, speed: float) -> "Play":
-        """The same work in `1/speed` of the time; think times, which are people's, stay."""
+    def at_rate(self, rate: float | None) -> "Play":
+        """The same work at another rate; think times, which are people's, stay. None changes nothing."""
+        speed = 1.0 if rate is None else rate / self.rate
         return Play(self.name, tuple(replace(part, start_s=part.start_s / speed) for part in self.parts))
 
     def sha256(self) -> str:
