@@ -30,8 +30,8 @@ FIGURES: dict[str, tuple[Take, float, int]] = {
     "TTFT p99 s": (lambda row: row.ttft_p99, 1, 2),
     "TPOT mean ms": (lambda row: row.tpot_mean, 1_000, 1),
     "hit %": (lambda row: row.hit_ratio, 100, 1),
-    "reachable %": (lambda row: row.reachable, 100, 1),
-    "work max/mean": (lambda row: row.work_skew, 1, 2),
+    "reach. %": (lambda row: row.reachable, 100, 1),
+    "max/ mean": (lambda row: row.work_skew, 1, 2),
 }
 """Heading, with its unit -> what of a row, times what, to how many digits. Never written to."""
 
@@ -62,9 +62,8 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     marked = knee(rows) if len(arms) > 1 else None
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     setting = rows[0].key.arm.rpartition("=")[0]
-    for name in (setting or "arm", "ok", "fail", *FIGURES):
-        heading, _, unit = name.rpartition(" ")
-        grid.add_column(f"{heading}\n{unit}".strip(), justify="right", no_wrap=True)
+    for name in ("value" if setting else "arm", "ok", "fail", *FIGURES):
+        grid.add_column("\n".join(name.split()), justify="right", no_wrap=True)
     for arm, own in arms.items():
         counts = (str(sum(row.requests - row.errors for row in own)), str(sum(row.errors for row in own)))
         figures = [_of(own, name).text(scale, digits) for name, (_, scale, digits) in FIGURES.items()]
@@ -79,13 +78,16 @@ def notes(rows: Sequence[Row], marked: str | None) -> list[str]:
     """What a reader must know beside the table."""
     first, slo, arms = rows[0], Slo(), by_arm(rows)
     seeds = len({row.key.seed for row in rows})
+    setting = first.key.arm.rpartition("=")[0]
     lines = [
+        *([f"Values of routing.{setting.removeprefix('routing.')}."] if setting else []),
         f"{first.key.workload}: {first.requests} requests, {first.key.rate:.2f} a second. "
         f"Hit ratio of one infinite cache: {first.ceiling:.1%}.",
         f"Goodput: TTFT <= {slo.ttft_s:g} s + {slo.ttft_s_per_1k_prompt_tokens * 1_000:g} ms per 1,000 prompt tokens, "
         f"TPOT <= {slo.tpot_s * 1_000:g} ms.",
         f"{seeds} repeat{'' if seeds == 1 else 's'}" + (": indicative." if seeds < ENOUGH_SEEDS else "."),
     ]
+    lines.append("reach.: what the best replica was believed to have. max/mean: of the tokens that replicas computed.")
     if marked is not None:
         lines.append(f"* the knee: most goodput, and of those within {SAME:.1%} of it the least TTFT p99.")
         alike = [name for name in VERDICTS if _overlap([_of(own, name) for own in arms.values()])]

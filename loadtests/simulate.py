@@ -30,6 +30,7 @@ from router.diagnostics import ConfigError
 from router.loading import load, variable
 
 WORKLOAD_REQUESTS = 2_000
+PLAIN_WIDTH = 160  # Of a table in a file or a pipe: its ranges fit.
 
 
 def run(
@@ -69,7 +70,8 @@ def run(
         for row in _rows(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, out):
             rows.append(row)
             print(f"{row.key.arm}, seed {row.key.seed}: goodput {row.goodput:.1%}", file=sys.stderr)
-        sim_report.show(Console(), rows)
+        console = Console()
+        sim_report.show(console if console.is_terminal else Console(width=PLAIN_WIDTH), rows)
         if plot is not None:
             sim_report.draw(rows, plot)
     except ConfigError as error:

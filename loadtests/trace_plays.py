@@ -5,13 +5,14 @@ Each id is a text of 512 tokens, the last of a prompt cut. Two things that a tra
 - Arrivals on Mooncake's 3-second tick are drawn anew inside their tick, seeded, in the order of the trace.
 - A trace does not say what was answered. Where a later request goes on from a whole prompt (it begins with all of its
   full blocks and is at least as long as prompt and answer), what follows there is taken to be the answer: an engine
-  that cached it can be hit. Only the first request that brought the prompt's last full block counts, so that a shared
-  preamble is no conversation.
+  that cached it can be hit. That holds only for the request that brought the prompt's last full block, and only while
+  all that come by that block go on alike: a shared preamble is no conversation.
 """
 
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from loadtests.plays import Names, Part, Play, Text, cut
 from loadtests.traces import BLOCK_TOKENS, TICK_MS, TraceRequest, ticks
@@ -50,16 +51,19 @@ def follow_ups(requests: Sequence[TraceRequest]) -> dict[int, int]:
     ends: dict[int, int] = {}
     seen: set[int] = set()
     found: dict[int, int] = {}
+    went_on: dict[int, set[int]] = {}
     for number, request in enumerate(requests):
-        full = request.hash_ids[: request.input_length // BLOCK_TOKENS]
-        for block in full:
+        full = request.input_length // BLOCK_TOKENS
+        for block, following in pairwise(request.hash_ids):
             first = ends.get(block)
-            if first is not None and first not in found and _goes_on(requests[first], request):
-                found[first] = number
-        if full and full[-1] not in seen:
-            ends[full[-1]] = number
-        seen.update(full)
-    return found
+            if first is not None:
+                went_on.setdefault(first, set()).add(following)
+                if first not in found and _is_long_enough(requests[first], request):
+                    found[first] = number
+        if full and request.hash_ids[full - 1] not in seen:
+            ends[request.hash_ids[full - 1]] = number
+        seen.update(request.hash_ids[:full])
+    return {first: number for first, number in found.items() if len(went_on[first]) == 1}
 
 
 def block_ceiling(requests: Sequence[TraceRequest]) -> tuple[int, int]:
@@ -75,10 +79,8 @@ def block_ceiling(requests: Sequence[TraceRequest]) -> tuple[int, int]:
     return references, repeats
 
 
-def _goes_on(first: TraceRequest, later: TraceRequest) -> bool:
-    full = first.input_length // BLOCK_TOKENS
-    long_enough = later.input_length >= first.input_length + first.output_length
-    return long_enough and later.hash_ids[:full] == first.hash_ids[:full]
+def _is_long_enough(first: TraceRequest, later: TraceRequest) -> bool:
+    return later.input_length >= first.input_length + first.output_length
 
 
 def _texts(requests: Sequence[TraceRequest], after: dict[int, int]) -> dict[int, list[Text]]:
