@@ -7,10 +7,17 @@ arm        one policy (or target) on the work; a comparison gives each arm a fre
 ceiling    the hit ratio of one infinite cache over the same prompts (`ceiling`)
 report     the arms' figures in one format, `homing.report/1` (`report`)
 
+play       a workload without texts, for the simulator: prompts as names of engine blocks (`plays`, `plays_made`,
+           `trace_plays`)
+simulation a play through the production core and simulated engines on a hand-turned clock (`simulation`)
+row        what one simulated run came to (`sim_rows`)
+
 stand-in   a replica that costs nothing (`standin.c`): what proxies are measured in front of
 cell       one kind of work on one proxy, and the one number that comes of it (`bench_cells`)
 
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
+What a policy or a setting is worth: plays, plays_made, trace_plays; clock, sim_replica, sim_router, sim_gossip,
+simulation; sim_rows, sim_report, simulate.
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages.
 What a failing replica costs: chaos_client, chaos_rows, chaos.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.

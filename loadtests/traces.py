@@ -20,6 +20,7 @@ from loadtests.workloads import BYTES_PER_TOKEN, Message, Session, Turn, Workloa
 
 BLOCK_TOKENS = 512
 TICK_MS = 3_000  # Mooncake's conversation trace notes arrivals on a 3-second tick.
+TICK_SLACK_MS = 1  # Many of its stamps are 1 ms short of the tick.
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Time = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
@@ -91,18 +92,25 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
 def arrivals(requests: Sequence[TraceRequest]) -> list[float]:
     """Seconds of each request since time 0 of the trace, in the trace's order.
 
-    When every timestamp is a multiple of the tick, the requests of one tick are spread evenly over it: the *k*-th of
-    *n* arrives *k/n* of a tick later. (Replayed as they stand they would be bursts that nobody sent.)
+    On Mooncake's tick, the requests of one tick are spread evenly over it: the *k*-th of *n* arrives *k/n* of a tick
+    later. (Replayed as they stand they would be bursts that nobody sent.)
     """
-    sizes = Counter(request.timestamp for request in requests)
-    tick_ms = TICK_MS if all(stamp % TICK_MS == 0 for stamp in sizes) else 0
-    seen: Counter[float] = Counter()
+    numbers = ticks(requests)
+    if numbers is None:
+        return [request.timestamp / 1_000 for request in requests]
+    sizes, seen = Counter(numbers), Counter[int]()
     times = []
-    for request in requests:
-        stamp = request.timestamp
-        times.append((stamp + tick_ms * seen[stamp] / sizes[stamp]) / 1_000)
-        seen[stamp] += 1
+    for number in numbers:
+        times.append((number + seen[number] / sizes[number]) * TICK_MS / 1_000)
+        seen[number] += 1
     return times
+
+
+def ticks(requests: Sequence[TraceRequest]) -> list[int] | None:
+    """The number of each request's tick; None for a trace that notes arrivals finer than that."""
+    numbers = [round(request.timestamp / TICK_MS) for request in requests]
+    off = [abs(request.timestamp - number * TICK_MS) for request, number in zip(requests, numbers, strict=True)]
+    return numbers if max(off) <= TICK_SLACK_MS else None
 
 
 def trace_workload(requests: Sequence[TraceRequest], seed: int, bytes_per_token: float = BYTES_PER_TOKEN) -> Workload:

@@ -15,7 +15,9 @@ the last of the running, and one pass over them serves decodes before prefill.
 - Blocks of the answer are named when they are full, like those of the prompt.
 
 This file never reads a clock, draws nothing at random, and does no work per token of a prompt. The real-time driver
-and the discrete-event simulator both run it: they hand over `now` and are told how long the step takes.
+and the discrete-event simulator both run it: they hand over `now` and are told how long the step takes. The simulator
+jumps over *quiet* steps, in which requests only decode and nobody comes or goes: `quiet` says which they are, `skip`
+does any number of them at once, with the result that `step` would have had.
 """
 
 from collections import OrderedDict
@@ -83,6 +85,32 @@ class StepResult:
     """Ids of the requests that got one output token each."""
     finished: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+
+
+class Quiet(NamedTuple):
+    """Steps in which each of `decodes` running requests gets one token and nobody comes or goes. `context` is what the
+    first of them reads, in tokens; each request adds one token to it in every step."""
+
+    profile: Profile
+    steps: int
+    decodes: int
+    context: int
+
+    def seconds(self, steps: int) -> float:
+        """How long the first `steps` of them take."""
+        reads = steps * self.context + self.decodes * (steps * (steps - 1) // 2)
+        return steps * self.profile.duration(0, self.decodes, 0) + self.profile.kv_seconds_per_token * reads
+
+    def until(self, seconds: float) -> int:
+        """The fewest of them that take `seconds` or more: a request that arrives then is looked at after these."""
+        low, high = 0, self.steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.seconds(middle) >= seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
 
 @dataclass(slots=True)
@@ -185,6 +213,56 @@ class Engine:
         if batch:
             result.duration = self.profile.duration(result.prefill_tokens, result.decode_tokens, result.context)
         return result
+
+    def quiet(self) -> Quiet | None:
+        """The quiet steps from now on; None when the next step may admit, finish or preempt somebody, or has more to do
+        than one token for each running request."""
+        running = self._running
+        if not running or self._may_admit():
+            return None
+        if any(sequence.tokens - sequence.computed != 1 or not sequence.generated for sequence in running):
+            return None
+        steps = min([sequence.work.output_tokens - sequence.generated for sequence in running]) - 1
+        if self._growth(steps) > self.cache.free:
+            steps = self._steps_that_fit(steps)
+        context = sum([sequence.computed for sequence in running])
+        return Quiet(self.profile, steps, len(running), context) if steps else None
+
+    def skip(self, steps: int) -> None:
+        """Do that many quiet steps at once. Blocks are taken in another order than by `step`, but the same ones.
+
+        Raises ValueError when so many steps are not quiet.
+        """
+        for sequence in self._running:
+            needed = self._blocks(sequence.computed + steps) - len(sequence.table)
+            if needed > 0 and not self.cache.extend(sequence.table, needed):
+                raise ValueError(f"{steps} steps from here are not quiet")
+            sequence.tokens += steps
+            sequence.generated += steps
+            self._compute(sequence, steps)
+        self.counters.generation_tokens += steps * len(self._running)
+
+    def _may_admit(self) -> bool:
+        if not self._waiting or len(self._running) >= self.limits.max_num_seqs:
+            return False
+        return self.cache.free > next(iter(self._waiting.values())).blocked_at
+
+    def _growth(self, steps: int) -> int:
+        """Blocks that the running requests need for that many more tokens each."""
+        size = self.block_size
+        return sum(
+            [
+                max(0, -(-(sequence.computed + steps) // size) - len(sequence.table))  # A ceiling, as in _blocks.
+                for sequence in self._running
+            ]
+        )
+
+    def _steps_that_fit(self, most: int) -> int:
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._growth(middle) <= self.cache.free else (low, middle)
+        return low
 
     def _advance_running(self, result: StepResult) -> list[_Sequence]:
         """Schedule the running requests. A victim is always the last of the list, so never one already scheduled."""

@@ -32,6 +32,7 @@ COMMANDS = {
         "loadtests.bench_proxy:bench_proxy", "Measure what the router itself costs, beside other proxies."
     ),
     "bench chaos": Command("loadtests.chaos:chaos", "Make replicas and a worker fail, and count what clients see."),
+    "simulate": Command("loadtests.simulate:run", "Try a configuration on simulated traffic; sweep a setting."),
     "replica simulate": Command("replica.server:simulate", "Run one simulated vLLM replica."),
     "explain": Command("router.remote:explain", "Show where a running router would send a request, and why."),
     "status": Command("router.remote:status", "Show a running router and its replicas."),

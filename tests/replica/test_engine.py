@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -288,3 +289,100 @@ def test_impossible_sizes_are_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(ValueError, match=r"must be|tokens"):
         wrong()
+
+
+class _Shape(NamedTuple):
+    """A request of the comparison below: when it comes, and how long it is."""
+
+    at: float
+    prompt: int
+    output: int
+    seed: int
+
+
+def replayed(shapes: list[_Shape], skipping: bool) -> tuple[dict[str, tuple[float, float]], Engine]:
+    """When each request had its first token and its end, step by step or with quiet steps skipped.
+
+    Prompts share names, answers do not: which of two copies of a block keeps its name depends on who is first.
+    """
+    engine = Engine(PROFILE, blocks=60, block_size=4, limits=Limits(32, 5))
+    arrivals = []
+    for i, shape in enumerate(shapes):
+        known = names(shape.prompt, shape.seed, 4) + names(shape.output, 100 + i, 4)
+        arrivals.append((shape.at, Work(f"q{i}", shape.prompt, shape.output, known)))
+    arrivals.sort(key=lambda arrival: arrival[0])
+    now, firsts, ends = 0.0, dict[str, float](), dict[str, float]()
+    while arrivals or engine.busy:
+        now = now if engine.busy else max(now, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= now:
+            engine.add(arrivals.pop(0)[1], now)
+        quiet = engine.quiet() if skipping else None
+        if quiet is not None:
+            steps = quiet.until(arrivals[0][0] - now) if arrivals else quiet.steps
+            engine.skip(steps)
+            now += quiet.seconds(steps)
+            continue
+        result = engine.step(now)
+        now += result.duration
+        for request in result.tokens:
+            firsts.setdefault(request, now)
+        ends |= dict.fromkeys(result.finished, now)
+    return {request: (firsts[request], end) for request, end in ends.items()}, engine
+
+
+@given(
+    st.lists(
+        st.builds(_Shape, st.floats(0, 0.2), st.integers(1, 40), st.integers(1, 100), st.integers(0, 3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_quiet_steps_skipped_are_the_steps_that_would_have_been(shapes: list[_Shape]) -> None:
+    stepped, engine = replayed(shapes, skipping=False)
+    skipped, other = replayed(shapes, skipping=True)
+    assert list(stepped) == list(skipped)
+    for request, times in stepped.items():
+        assert skipped[request] == pytest.approx(times)
+    assert other.counters == engine.counters
+    assert (other.cache.free, other.cache.resident) == (engine.cache.free, engine.cache.resident)
+
+
+def test_steps_that_only_decode_are_quiet_until_somebody_finishes() -> None:
+    engine = Engine(PROFILE, blocks=100)
+    engine.add(Work("short", 16, 10), 0.0)
+    engine.add(Work("long", 16, 50), 0.0)
+    assert engine.quiet() is None
+    engine.step(0.0)
+    quiet = engine.quiet()
+    assert quiet is not None
+    assert (quiet.steps, quiet.decodes, quiet.context) == (8, 2, 32)
+    assert quiet.seconds(2) == pytest.approx(PROFILE.duration(0, 2, 32) + PROFILE.duration(0, 2, 34))
+    assert [quiet.until(seconds) for seconds in (0.0, 0.001, quiet.seconds(3), quiet.seconds(3) + 1e-9, 9.0)] == [
+        0, 1, 3, 4, 8,
+    ]  # fmt: skip
+    engine.skip(8)
+    assert engine.quiet() is None
+    assert engine.step(0.0).finished == ["short"]
+
+
+def test_steps_are_quiet_only_as_long_as_there_are_blocks_for_them() -> None:
+    engine = Engine(PROFILE, blocks=4, block_size=4)
+    engine.add(Work("long", 4, 12), 0.0)
+    engine.add(Work("other", 4, 8), 0.0)
+    engine.step(0.0)
+    quiet = engine.quiet()
+    assert quiet is not None
+    assert quiet.steps == 4
+    with pytest.raises(ValueError, match="not quiet"):
+        engine.skip(5)
+
+
+def test_a_request_that_could_be_admitted_ends_the_quiet_and_one_that_cannot_does_not() -> None:
+    engine = Engine(PROFILE, blocks=4, block_size=4)
+    engine.add(Work("long", 4, 9), 0.0)
+    engine.step(0.0)
+    engine.add(Work("big", 16, 0), 0.0)
+    assert engine.quiet() is None
+    engine.step(0.0)
+    assert engine.quiet() is not None, "it did not fit, and will not before somebody ends"

@@ -1,0 +1,141 @@
+"""`homing simulate`: what a configuration, and a setting's values, would make of traffic, in simulated time.
+
+It reads a router's YAML as `homing serve` does; a swept setting is set as its environment variable would set it. What
+is printed and drawn is made of rows (sim_rows) alone. A user's mistake ends in a few lines on stderr and exit code 1 (2
+for a wrong flag), never in a traceback.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from loadtests import sim_report
+from loadtests.plays import Play
+from loadtests.plays_made import WORKLOADS
+from loadtests.sim_gossip import GossipPlan
+from loadtests.sim_rows import Key, NothingAnsweredError, Row, append, line, parse
+from loadtests.simulation import FleetPlan, RouterPlan, simulate
+from loadtests.trace_plays import trace_play
+from loadtests.traces import TraceError, TraceRequest, read
+from replica.profiles import PROFILES
+from router import render
+from router.config import Config
+from router.diagnostics import ConfigError
+from router.loading import load, variable
+
+WORKLOAD_REQUESTS = 2_000
+PLAIN_WIDTH = 160  # Of a table in a file or a pipe: its ranges fit.
+
+
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The router's YAML file.", metavar="FILE")],
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="A trace in Mooncake's format, or:")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help=f"{', '.join(WORKLOADS)}.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second; without: the trace's own.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many; without: 2,000, or all of a trace.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 8,
+    profile: Annotated[str, typer.Option(help=f"{', '.join(PROFILES)}.")] = "llama3-8b-h100",
+    routers: Annotated[int, typer.Option(min=1, max=64, help="How many share the traffic.")] = 1,
+    news: Annotated[float, typer.Option(min=0, help="Seconds for which news between them is held back.")] = 0.0,
+    sweep: Annotated[
+        str | None, typer.Option(help="A setting of `routing` and its values.", metavar="SETTING=V,V,...")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Repeats, each with other arrivals and homes.")] = 1,
+    out: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Append a line for each run.")] = None,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it (takes matplotlib).")] = None,
+) -> None:
+    """Simulate a fleet behind this configuration: no socket, no GPU, seconds instead of hours.
+
+    Policy and limits are the file's; the replicas are simulated ones of the profile, not those of the file.
+
+    \b
+    Examples:
+      homing simulate -c router.yaml --trace conversation.jsonl --profile qwen3-32b-2xh100
+      homing simulate -c router.yaml --workload whale --rate 60 --sweep spill.max_backlog_seconds=0.5,1,2,5,18
+    """
+    _check(trace, workload, rate, profile)
+    shares, gossip = (1.0,) * routers, GossipPlan(every_s=news)
+    try:
+        work = _Work(workload, rate, requests, None if trace is None else read(trace, requests))
+        arms = {name: _routers(each, shares, gossip) for name, each in _arms(config, sweep).items()}
+        rows = []
+        for row in _rows(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, out):
+            rows.append(row)
+            print(f"{row.key.arm}, seed {row.key.seed}: goodput {row.goodput:.1%}", file=sys.stderr)
+        console = Console()
+        sim_report.show(console if console.is_terminal else Console(width=PLAIN_WIDTH), rows)
+        if plot is not None:
+            sim_report.draw(rows, plot)
+    except ConfigError as error:
+        for problem in error.problems[: render.MAX_SHOWN]:
+            print(render.problem_text(problem, render.is_colored(sys.stderr)), file=sys.stderr)
+        raise typer.Exit(1) from None
+    except (TraceError, NothingAnsweredError, sim_report.NoPlotError, ValueError, OSError) as error:
+        print(f"homing simulate: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _check(trace: Path | None, workload: str | None, rate: float | None, profile: str) -> None:
+    if (trace is None) == (workload is None):
+        raise typer.BadParameter("give one of --trace and --workload")
+    if workload is not None and workload not in WORKLOADS:
+        raise typer.BadParameter(f"one of {', '.join(WORKLOADS)}", param_hint="--workload")
+    if workload is not None and rate is None:
+        raise typer.BadParameter("needed by --workload", param_hint="--rate")
+    if profile not in PROFILES:
+        raise typer.BadParameter(f"one of {', '.join(PROFILES)}", param_hint="--profile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A workload by name, or the requests of a trace."""
+
+    workload: str | None
+    rate: float | None
+    requests: int | None
+    trace: list[TraceRequest] | None
+
+    def play(self, seed: int) -> Play:
+        if self.trace is not None:
+            return trace_play("trace", self.trace, seed).at_rate(self.rate)
+        assert self.workload is not None
+        assert self.rate is not None
+        return WORKLOADS[self.workload](seed, self.requests or WORKLOAD_REQUESTS, self.rate)
+
+
+def _arms(config: Path, sweep: str | None) -> dict[str, Config]:
+    """The configuration for each value of the sweep, by how it is called. Raises ConfigError, ValueError."""
+    if sweep is None:
+        found = load(config).config
+        return {found.routing.policy: found}
+    setting, equals, values = sweep.partition("=")
+    if not equals or not all(values.split(",")):
+        raise ValueError(f"--sweep takes SETTING=VALUE,VALUE,..., not {sweep!r}")
+    name = variable(("routing", *setting.removeprefix("routing.").split(".")))
+    return {f"{setting}={value}": load(config, {**os.environ, name: value}).config for value in values.split(",")}
+
+
+def _routers(config: Config, shares: tuple[float, ...], gossip: GossipPlan) -> RouterPlan:
+    queue = config.routing.queue
+    settings = config.fleet_settings()
+    return RouterPlan(config.routing.make, settings, queue.max_requests, queue.max_seconds, shares, gossip)
+
+
+def _rows(work: _Work, plan: FleetPlan, arms: dict[str, RouterPlan], seeds: int, out: Path | None) -> Iterator[Row]:
+    """Every arm on the same work, for each seed. Raises OSError when the file cannot be written."""
+    for seed in range(1, seeds + 1):
+        play = work.play(seed)
+        for arm, routers in arms.items():
+            key = Key(play.name, "-", play.rate, arm, seed)
+            text = line(key, play, plan, simulate(play, plan, routers, seed))
+            if out is not None:
+                append(out, text)
+            yield parse(text)

@@ -1,0 +1,149 @@
+"""`homing simulate`: its flags, its rows, its table, and what it says of mistakes."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loadtests import sim_report
+from loadtests.plays_made import WORKLOADS
+from loadtests.sim_rows import Key, NothingAnsweredError, Row, append, line, parse, read, spread
+from loadtests.simulation import FleetPlan, RouterPlan, simulate
+from loadtests.traces import TraceRequest, write
+from router.cli import main
+from router.core.policy import PrefixAffinity
+
+ROW = Row(Key("w", "-", 1.0, "a", 1), 10, 1, 0.9, 0.5, 0.6, 0.2, 0.3, 0.4, 0.01, 1.1, 0.55, 0.5)
+
+
+def row(arm: str, goodput: float, p99: float, seed: int = 1, hit: float = 0.5) -> Row:
+    return replace(ROW, key=replace(ROW.key, arm=arm, seed=seed), goodput=goodput, ttft_p99=p99, hit_ratio=hit)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text("replicas:\n  - {id: r1, url: 'http://127.0.0.1:8101'}\n")
+    return path
+
+
+def run(*args: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *map(str, args)])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_a_sweep_over_a_trace_is_a_row_for_each_value_and_a_marked_knee(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "rows.jsonl"
+    write(trace, [TraceRequest(i * 100, 900 + i, 5, (0, 1 + i)) for i in range(30)])
+    flags = ("--replicas", 2, "--seeds", 2, "--json", out, "--sweep", "spill.max_queued_requests=1,null")
+    assert run("-c", config, "--trace", trace, *flags) == 0
+    said = capsys.readouterr().out
+    assert "30 requests" in said
+    assert "2 repeats: indicative." in said
+    assert said.count("*") == 2, "the knee, and what that means"
+    arms = ["spill.max_queued_requests=1", "spill.max_queued_requests=null"]
+    rows = read(out)
+    assert [(each.key.arm, each.key.seed) for each in rows] == [(arm, seed) for seed in (1, 2) for arm in arms]
+    report = json.loads(out.read_text().splitlines()[0])["report"]
+    assert report["schema"] == "homing.report/1"
+    assert report["replicas"] == {"n": 2, "profile": "llama3-8b-h100", "blocks": 7296, "block_size": 64, "speed": 1.0}
+    assert report["arms"][0]["policy"] == arms[0]
+
+
+def test_a_workload_runs_behind_several_routers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--rate", 20, "--requests", 40, "--replicas", 2, "--routers", 2, "--news", 0.5)
+    assert run("-c", config, "--workload", "whale", *flags) == 0
+    assert "prefix_affinity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ((), "one of --trace and --workload"),
+        (("--workload", "wale"), "one of ladder"),
+        (("--workload", "whale"), "needed by --workload"),
+        (("--workload", "whale", "--rate", "9", "--profile", "tpu"), "one of llama3-8b-h100"),
+    ],
+)
+def test_wrong_flags_are_named(
+    flags: tuple[str, ...], complaint: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-c", config, *flags) == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--sweep", "spill.max_backlog_secnds=1"), "MAX_BACKLOG_SECONDS"),
+        (("--sweep", "spill.max_backlog_seconds"), "SETTING=VALUE,VALUE"),
+        (("--sweep", "prefix_block=100"), "multiple of 256"),
+        (("--replicas", "1", "--profile", "llama3-8b-h100", "--json", "/nowhere/rows"), "/nowhere/rows"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(
+    flags: tuple[str, ...], complaint: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-c", config, "--workload", "uniform", "--rate", "9", "--requests", "5", *flags) == 1
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert "Traceback" not in said
+
+
+def test_a_run_survives_being_written_and_read_and_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
+    play, plan = WORKLOADS["whale"](1, 40, 20.0), FleetPlan("llama3-8b-h100", (1.0, 1.0))
+    text = line(ROW.key, play, plan, simulate(play, plan, RouterPlan(PrefixAffinity), 1))
+    path = tmp_path / "rows"
+    assert read(path) == []
+    append(path, text)
+    append(path, text[: len(text) // 2])
+    assert read(path) == [parse(text)]
+    told = parse(text)
+    assert (told.requests, told.errors) == (40, 0)
+    assert told.hit_ratio <= told.ceiling
+    assert told.predicted <= told.reachable
+
+
+def test_a_run_in_which_nothing_was_answered_has_no_row() -> None:
+    play, plan = WORKLOADS["whale"](1, 5, 20.0), FleetPlan("llama3-8b-h100", (1.0,), kv_tokens=640)
+    with pytest.raises(NothingAnsweredError, match="no request was answered"):
+        line(ROW.key, play, plan, simulate(play, plan, RouterPlan(PrefixAffinity), 1))
+
+
+def test_the_knee_is_the_most_goodput_and_among_equals_the_least_ttft() -> None:
+    rows = [row("x=1", 0.80, 0.1), row("x=2", 0.900, 3.0), row("x=3", 0.899, 2.0), row("x=4", 0.89, 1.0)]
+    assert sim_report.knee(rows) == "x=3"
+
+
+def test_ranges_that_overlap_are_no_difference() -> None:
+    rows = [row("a", 0.8, 1.0), row("a", 0.9, 2.0, 2), row("b", 0.85, 3.0), row("b", 0.95, 4.0, 2)]
+    said = sim_report.notes(rows, "b")
+    assert "goodput %: no difference (the ranges overlap)." in said
+    assert not any(note.startswith("TTFT p99 s: no") for note in said)
+
+
+def test_a_spread_is_median_and_range() -> None:
+    assert spread([3.0, 1.0, 2.0]).text() == "2.0 [1.0, 3.0]"
+    assert spread([0.5]).text(100, 0) == "50"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_without_matplotlib_there_is_a_table_and_no_drawing(tmp_path: Path) -> None:
+    with pytest.raises(sim_report.NoPlotError, match="matplotlib"):
+        sim_report.draw([row("a", 0.8, 1.0)], tmp_path / "plot.png")
+
+
+def test_the_table_fits_eighty_columns() -> None:
+    console = Console(width=80, record=True)
+    sim_report.show(
+        console, [row("spill.max_backlog_seconds=0.5", 0.8, 1.0), row("spill.max_backlog_seconds=1", 0.9, 2)]
+    )
+    assert "…" not in console.export_text()
