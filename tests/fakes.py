@@ -5,7 +5,7 @@ Time is a number that the test turns, randomness is handed in: nothing here wait
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.core.types import Ask, Candidate, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
 
@@ -29,7 +29,17 @@ def reading(replica: ReplicaId, **changes: object) -> Reading:
         id=replica, requests=0, queued=0, backlog=0.0, running=0.0, context=0.0, recent=0.0, kv_usage=None,
         lin=1 / 10_000, step=0.01, depth=0, uncached=1000.0, cold=1000.0,
     )  # fmt: skip
-    return idle._replace(**changes)  # type: ignore[arg-type]
+    return changed(idle, **changes)
+
+
+def changed(reading: Reading, **changes: object) -> Reading:
+    """The same but for `changes`, fields by name."""
+    return Reading(**{**fields_of(reading), **changes})
+
+
+def fields_of(reading: Reading) -> dict[str, Any]:
+    """Its fields by name."""
+    return {name: getattr(reading, name) for name in Reading.__slots__}
 
 
 @dataclass

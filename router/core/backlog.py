@@ -317,9 +317,9 @@ class Load:
         )
 
     @property
-    def alone(self) -> bool:
-        """Whether one request is all that the routers have there."""
-        return self.requests == 1 and (self.others is None or not self.others.requests)
+    def open(self) -> int:
+        """Open leases, ours and others'."""
+        return self.requests if self.others is None else self.requests + self.others.requests
 
     def totals(self, now: float, quiet: float) -> Totals:
         """Our own load, for other routers."""

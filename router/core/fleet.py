@@ -373,7 +373,7 @@ class Fleet:
 
     def _bound(self, member: Replica, learned: Learned, per_block: float) -> int:
         """A replica's KV cache less the outputs in flight, in blocks of `per_block` tokens."""
-        tokens = member.kv_tokens - member.whole.requests * learned.output.value
+        tokens = member.kv_tokens - member.open * learned.output.value
         return int(min(max(0.0, tokens / per_block), self._settings.index_blocks / len(self._replicas)))
 
     def _capacity(self, replica: Replica, route: Route, ask: Ask, learned: Learned) -> int:

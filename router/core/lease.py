@@ -100,7 +100,7 @@ class Lease:
         self._replica.start(self._uncached, self._silent)
         self._replica.conduct.on_trial = False
         self._residency.confirm(self._placement)
-        self._alone = self._replica.alone
+        self._alone = self._replica.open == 1
         if self._ask.streams and self._ask.size:
             self._replica.learn_lin(now - self._at, self._load, self._guess)
 

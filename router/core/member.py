@@ -81,7 +81,7 @@ class Replica(Load):
         most = self.spec.max_concurrency or max_concurrency
         if now < self.full_until:
             return Limit.FULL
-        requests = self.requests if self.others is None else self.requests + self.others.requests
+        requests = self.open
         if requests and now - self.last_sign > stall:
             return Limit.STALL
         if self.requests and self.conduct.on_trial:

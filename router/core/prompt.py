@@ -10,7 +10,7 @@ This file must change in step with tests/golden: other bytes are other keys, whi
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def token_bytes(tokens: Sequence[Any]) -> bytes:
 
 
 def _turn(message: Any) -> tuple[bool, bytes]:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         raise NoPrompt("a message is not an object")
     role = message.get("role") or message.get("type")
     fields = [f"{TURN}{role}"]
@@ -108,15 +108,15 @@ def _parts(content: Any) -> Iterable[str]:
     if content is None:
         return
     for part in content if isinstance(content, list) else [content]:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         yield text if isinstance(text, str) else digest(_canonical(_brief(part)))
 
 
 def _calls(calls: Any) -> Iterable[str]:
     """Name and arguments of each call; what has another form counts as it stands."""
     for call in calls if isinstance(calls, list) else [calls]:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
             yield str(function.get("name"))
             yield _text(function.get("arguments"))
         else:
@@ -132,7 +132,7 @@ def _brief(value: Any) -> Any:
     """The value with hashes in place of its long strings: JSON takes 40 ms to write 16 MiB, a hash of them 1 ms."""
     if isinstance(value, str):
         return digest(value.encode("utf-8", "surrogatepass")) if len(value) > LONG else value
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _brief(inner) for key, inner in value.items()}
     return [_brief(inner) for inner in value] if isinstance(value, list) else value
 

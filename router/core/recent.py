@@ -32,15 +32,16 @@ class Key(NamedTuple):
     depth: int
 
 
-class Coldness(NamedTuple):
+class Coldness:
     """How much of each block is cold, 0 to 1, as prefix sums over the chain's runs of equal share.
 
     `ends[i]` is where run i ends, `sums[i]` the cold blocks before that end, `rates[i]` its blocks' coldness.
     """
 
-    ends: list[int]
-    sums: list[float]
-    rates: list[float]
+    __slots__ = ("ends", "rates", "sums")
+
+    def __init__(self, ends: list[int], sums: list[float], rates: list[float]) -> None:
+        self.ends, self.sums, self.rates = ends, sums, rates
 
     def before(self, depth: int) -> float:
         """Cold blocks among the first `depth` of the chain."""

@@ -27,8 +27,10 @@ class Reporter:
 
     def record(self, record: Record) -> None:
         """Take a finished request."""
-        self._records.append(record)
-        self._soon()
+        records = self._records
+        records.append(record)
+        if self._timer is None or len(records) >= BATCH:
+            self._soon()
 
     def lag(self, seconds: float) -> None:
         """Take how late a timer fired."""

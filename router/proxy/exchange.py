@@ -237,7 +237,7 @@ class Exchange:
             self._release()
         route = self._route
         ours = (
-            f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
+            f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason}\r\n"
             f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {self._id}\r\n"
         )
         return Relay(self._request, response, (ours.encode("latin-1"), self._explained), self._client)

@@ -22,6 +22,9 @@ class Stage(IntEnum):
     BODY = 5
 
 
+STAGES = len(Stage)
+
+
 class Journal:
     """Times in monotonic seconds. What a second send adds to a stage is added to it."""
 
@@ -38,7 +41,7 @@ class Journal:
         self.rejected: str | None = None
         self.left: Phase | None = None
         self.arrived = self._since = now
-        self._stages: list[float | None] = [None] * len(Stage)
+        self._stages: list[float | None] = [None] * STAGES
         self._attempts: list[Attempt] = []
         self._cuts: list[Limit] = []
         self._chunks = 0

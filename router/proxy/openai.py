@@ -127,6 +127,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 } | dict.fromkeys(CONTROL_PATHS, _CONTROL)
 OTHER = Endpoint("other", Use.LOAD)
 
+_NO_SALTS = None, None, None
+MAX_PLAIN = 1024
+"""Models whose root is remembered: 100 KB, and more than a fleet serves."""
+
 _UNREAD = frozenset((Use.STORED, Use.LOAD))
 
 _PREFIXES = (("/v1/responses/", _STORED), ("/v1/audio/", _AUDIO), ("/reset_", _CONTROL))
@@ -180,6 +184,7 @@ class Asker:
         self._block = block
         self._tools_first = tools_first
         self._secret = secret
+        self._plain: dict[str | None, int] = {}  # Roots of requests that name nothing but their model.
 
     def read(self, to: Endpoint, body: Body) -> Reading:
         """What routing needs to know; an ask without a model or a prompt for what cannot be read."""
@@ -210,13 +215,22 @@ class Asker:
             return Ask(model, streams=streams)
         try:
             read = to.read(fields, model in self._tools_first)
-            root = prompt.root(
-                self._secret, model, fields.cache_salt, fields.chat_template_kwargs, fields.reasoning_effort
-            )  # fmt: skip
+            root = self._root(model, fields)
         except (NoPrompt, RecursionError, msgspec.MsgspecError):
             return Ask(model, streams=streams)
         hashes, tail = chain(read.data, root, self._block)
         return Ask(model, hashes, tail, len(read.data) + omitted, streams, read.tokens, read.answers)
+
+    def _root(self, model: str | None, fields: Fields) -> int:
+        salts = fields.cache_salt, fields.chat_template_kwargs, fields.reasoning_effort
+        if salts != _NO_SALTS:
+            return prompt.root(self._secret, model, *salts)
+        root = self._plain.get(model)
+        if root is None:
+            if len(self._plain) >= MAX_PLAIN:  # Clients can name as many models as they like.
+                self._plain.clear()
+            root = self._plain[model] = prompt.root(self._secret, model, *salts)
+        return root
 
 
 def _multipart_model(body: Body) -> str | None:

@@ -21,6 +21,7 @@ of a stream, and stands near the end of an answer in one piece; a network may cu
 
 _GENERATED = re.compile(rb"event: response\.(?!created|in_progress|queued)")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_KEY = b'"usage"'
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_LENGTH = HOP_BY_HOP | {b"content-length"}
 
@@ -33,10 +34,13 @@ class Sink(Protocol):
 
 def read_usage(tail: bytes) -> Usage | None:
     """The last `usage` object in the end of an answer; None where there is none, or of another form."""
-    found = _USAGE.findall(tail)
-    if not found:
-        return None
-    return shapes.usage(found[-1])
+    at = tail.rfind(_KEY)
+    while at >= 0:
+        found = _USAGE.match(tail, at)
+        if found is not None:
+            return shapes.usage(found[1])
+        at = tail.rfind(_KEY, 0, at)
+    return None
 
 
 class Relay:

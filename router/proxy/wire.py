@@ -382,7 +382,7 @@ def _without_empty_lines(before: bytes, body: bytes) -> bytes:
 
 
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
-    """The lines of the fields that go on, in their order and spelling, without those in `drop`.
+    """The lines of the fields that go on, in their order and spelling, without those in `drop`; in pieces to be joined.
 
     `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it, but for the length
     of a body, without which the other side would not find its end.
@@ -391,7 +391,11 @@ def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
         if lower == b"connection":
             named = [part.strip().lower() for part in value.split(b",")]
             drop = drop.union([name for name in named if name != b"content-length"])
-    return [b"%b: %b\r\n" % (name, value) for lower, name, value in headers if lower not in drop]
+    pieces: list[bytes] = []
+    for lower, name, value in headers:
+        if lower not in drop:
+            pieces += name, b": ", value, b"\r\n"
+    return pieces
 
 
 def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[bytes]) -> bytes:
@@ -407,5 +411,5 @@ def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[byt
 
 
 def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:
-    """A response's head from whole header lines."""
+    """A response's head from header lines, whole or in pieces."""
     return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase or PHRASES.get(status, b"")), *lines, b"\r\n"])

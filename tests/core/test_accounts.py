@@ -140,7 +140,8 @@ class Accounts(RuleBasedStateMachine):
         for replica in REPLICAS:
             member = self.fleet.replica(replica)
             assert member.backlog(later) == 0.0
-            assert member.read(later, 5.0, 1e-4, 0.006, 0, 1.0, 1.0)[1:6] == (0, 0, 0.0, 0.0, 0.0)
+            idle = member.read(later, 5.0, 1e-4, 0.006, 0, 1.0, 1.0)
+            assert (idle.requests, idle.queued, idle.backlog, idle.running, idle.context) == (0, 0, 0.0, 0.0, 0.0)
             self.fleet.residency.release(self.fleet.residency.place(replica, [-1], 0))
             assert self.fleet.residency.held(replica) == 0  # Nothing is pinned: all of it could be evicted.
 

@@ -19,6 +19,7 @@ from router.core.backlog import (
     mean_step,
 )
 from router.core.types import EngineSample, Reading
+from tests.fakes import fields_of
 
 TAU = 5.0
 GUESS = 1 / 16_000
@@ -38,7 +39,9 @@ def test_an_unknown_replica_starts_from_the_h100_row() -> None:
     load = Load("a")
     assert (load.lin, load.step, load.kv) == (None, DEFAULT_STEP, DEFAULT_KV)
     assert (DEFAULT_LIN, DEFAULT_STEP, DEFAULT_KV) == (1 / 16_000, 0.006, 3.9e-8)
-    assert read(load, 0.0) == Reading("a", 0, 0, 0.0, 0.0, 0.0, 0.0, None, GUESS, 0.006, 0, 1.0, 1.0)
+    assert fields_of(read(load, 0.0)) == fields_of(
+        Reading("a", 0, 0, 0.0, 0.0, 0.0, 0.0, None, GUESS, 0.006, 0, 1.0, 1.0)
+    )
 
 
 def test_lin_star_is_the_mean_of_what_is_known() -> None:
@@ -220,7 +223,7 @@ def test_an_engine_that_shows_only_our_own_load_adds_nothing() -> None:
     load = loaded()
     before = read(load, 1.0)
     load.sampled(EngineSample(1.0, running=1, waiting=1, kv_usage=0.4, own_requests=2, own_unstarted=1), learned())
-    assert read(load, 1.0) == before._replace(kv_usage=0.4)
+    assert fields_of(read(load, 1.0)) == fields_of(before) | {"kv_usage": 0.4}
     assert load.backlog(1.0) == 100.0
 
 
@@ -265,14 +268,14 @@ def test_less_load_than_ours_takes_nothing_away() -> None:
     load = loaded()
     before = read(load, 1.0)
     load.sampled(EngineSample(1.0, running=0, waiting=0, own_requests=2, own_unstarted=1), learned())
-    assert read(load, 1.0) == before
+    assert fields_of(read(load, 1.0)) == fields_of(before)
 
 
 def test_gauges_that_an_engine_does_not_export_count_as_nothing() -> None:
     load = loaded()
     before = read(load, 1.0)
     load.sampled(EngineSample(1.0), learned())
-    assert read(load, 1.0) == before
+    assert fields_of(read(load, 1.0)) == fields_of(before)
 
 
 @pytest.mark.parametrize(("period", "life"), [(None, 3.0), (0.5, 1.5)], ids=["the usual one", "a shorter one"])

@@ -27,7 +27,7 @@ from router.core.baselines import (
 )
 from router.core.types import Ask, Candidate, Policy, Reason
 from tests.core.worlds import ask, fleet_of, leased, routed
-from tests.fakes import FakeView, LastChoice, reading
+from tests.fakes import FakeView, LastChoice, changed, reading
 
 ASK = Ask("m", [1, 2, 3], 3, 4000)
 GOLDEN = Path(__file__).parents[1] / "golden" / "baselines"
@@ -161,7 +161,7 @@ def test_the_constants_of_a_rule_are_its_makers() -> None:
     assert outcomes(CacheThreshold(gap=4), view_of(5, 0, 0)) == ["r1", "r2"]
     assert outcomes(CacheThreshold(gap=4, ratio=10.0), view_of(9, 1, 1)) == ["r1", "r2"]
     held = [reading("a", depth=7, uncached=300.0, backlog=20_000.0), reading("b")]
-    assert outcomes(CacheThreshold(0.8), FakeView([held[0]._replace(requests=1), held[1]])) == ["b"]
+    assert outcomes(CacheThreshold(0.8), FakeView([changed(held[0], requests=1), held[1]])) == ["b"]
     assert [outcomes(Hysteresis(seconds), FakeView(held)) for seconds in (1.0, 2.0)] == [["b"], ["a"]]
     assert outcomes(StickyUntilSaturated(), FakeView(held)) == ["b"]
     assert outcomes(StickyUntilSaturated(match=0.6), FakeView(held)) == ["a"]

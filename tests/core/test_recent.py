@@ -115,7 +115,8 @@ def test_an_empty_window_calls_nothing_hot() -> None:
     assert len(recent) == 0
     assert recent.share(1) == 0.0
     assert recent.key([1, 2, 3], TAIL) == Key(1, 1)
-    assert recent.coldness([1, 2, 3], 8) == Coldness([3], [3.0], [1.0])
+    coldness = recent.coldness([1, 2, 3], 8)
+    assert (coldness.ends, coldness.sums, coldness.rates) == ([3], [3.0], [1.0])
 
 
 def test_a_prompt_without_blocks_is_placed_by_its_tail() -> None:
