@@ -35,10 +35,11 @@ from router.gossip.channel import Channel
 from router.gossip.messages import Codec
 from router.loading import load
 from router.proxy import openai
+from router.proxy.heads import peer, request_head
 from router.proxy.relay import Relay
 from router.proxy.server import ClientConnection
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, RequestReader, ResponseReader, request_head
+from router.proxy.wire import Request, RequestReader, ResponseReader
 
 SIZES_KIB = (0.5, 8.0, 32.0)
 LONG_PROMPT = 400_000
@@ -53,6 +54,7 @@ MAX_BODY = 32 << 20
 
 _PATH = "/v1/chat/completions"
 _REPLICAS = ("r1", "r2")
+_PEER = peer(HOST, "http")
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _EVENT = b'data: {"id":"chatcmpl-0a1b2c3d","choices":[{"index":0,"delta":{"content":" home"}}]}\n\n'
 
@@ -198,8 +200,7 @@ class Hand:
         return at
 
     def _send(self, request: Request) -> None:
-        extra = (b"x-request-id: 0123456789abcdef-1\r\n",)
-        head = request_head(request, self._address.authority, self._address.base, extra)
+        head = request_head(request, self._address.authority, self._address.base, _PEER, "0123456789abcdef-1")
         self._connection.send(self._nobody, head, request.body, False)
 
     def _relay(self, request: Request, route: Route) -> Usage | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.core.types import Refusal, RefusalCause
-from router.proxy.wire import response_head
+from router.proxy.heads import response_head
 
 
 class Style(StrEnum):

@@ -3,11 +3,11 @@
 import asyncio
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from router.core.budget import RetryBudget
@@ -17,6 +17,7 @@ from router.core.record import Record
 from router.core.types import ReplicaId
 from router.proxy.bounds import Bounds, Times
 from router.proxy.condense import Condenser
+from router.proxy.heads import Peer
 from router.proxy.openai import Asker, Endpoint, Reading
 from router.proxy.upstream import Pool
 from router.proxy.waiting import Waiting
@@ -46,6 +47,11 @@ class Stored:
 
 class Client(Protocol):
     """The client's connection."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who it is."""
+        ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -104,6 +110,21 @@ class Proxy:
             for _ in condenser.slices():
                 await asyncio.sleep(0)
             return self.asker.read_condensed(endpoint, body, condenser)
+
+    async def is_gone(self, replica: ReplicaId) -> bool:
+        """Whether nobody listens any more at a replica that closed a connection."""
+        pool = self.pools.get(replica)  # A reload may have removed the replica meanwhile.
+        gone = pool is not None and await pool.refuses()
+        if gone:
+            self.unreachable(replica)
+        return gone
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that is known while it runs."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     def may_debug(self, token: bytes | None) -> bool:
         """Whether this token is the admin's; compared in constant time."""

@@ -26,12 +26,13 @@ from router.proxy import answers, bounds, explaining, local, openai, verdict
 from router.proxy.answers import Answer, Style
 from router.proxy.bounds import Late
 from router.proxy.context import Client, Proxy
+from router.proxy.heads import request_head
 from router.proxy.journal import Journal, Stage
 from router.proxy.openai import Reading, Use
-from router.proxy.relay import Relay
+from router.proxy.relay import Relay, added
 from router.proxy.tries import Tries
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, ResponseReader, request_head
+from router.proxy.wire import Request, ResponseReader
 
 LARGE = 64 * 1024
 """Bytes of a body that is not held any longer than it may be sent again: a stream may go on for hours."""
@@ -67,8 +68,7 @@ class Exchange:
         """Answer, or find a replica."""
         proxy, use = self._proxy, self._endpoint.use
         if use in local.ANSWERED:
-            if use is Use.CONTROL:
-                self._journal.rejected = "forbidden_path"
+            self._journal.rejected = local.REJECTED.get(use)
             self._answer(local.answer(proxy, use, self._request.path))
         elif self._held and proxy.buffered > proxy.bounds.buffered:
             self._journal.rejected = "buffer_full"
@@ -166,10 +166,8 @@ class Exchange:
             self._send(connection, pool)
 
     def _send(self, connection: Connection, pool: Pool) -> None:
-        self._connection = connection
-        extra = (b"x-request-id: %b\r\n" % self._id.encode("latin-1"),) if self._request.id is None else ()
-        address, request = pool.address, self._request
-        head = request_head(request, address.authority, address.base, extra)
+        self._connection, request, address = connection, self._request, pool.address
+        head = request_head(request, address.authority, address.base, self._client.peer, self._id)
         connection.send(self, head, request.body, request.method == b"HEAD")
         self._since = time.monotonic()
         self._journal.ended(Stage.CONNECT, self._since)
@@ -235,12 +233,8 @@ class Exchange:
         if self._held > LARGE and self._connection is not None and self._connection.written:
             self._request = self._request._replace(body=b"")
             self._release()
-        route = self._route
-        ours = (
-            f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason}\r\n"
-            f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {self._id}\r\n"
-        )
-        return Relay(self._request, response, (ours.encode("latin-1"), self._explained), self._client)
+        extra = (added(self._route, self._id), self._explained)
+        return Relay(self._request, response, extra, self._client)
 
     def _refused(self, response: ResponseReader, now: float) -> bool:
         """The replica is full: no failure. True when the request goes on to another one or into the queue."""
@@ -277,11 +271,9 @@ class Exchange:
 
     async def _resend_if_gone(self) -> None:
         replica = self._tries.replicas[-1]
-        pool = self._proxy.pools.get(replica)  # A reload may have removed the replica meanwhile.
-        gone = pool is not None and await pool.refuses()
+        gone = await self._proxy.is_gone(replica)
         self._connecting = None
         if gone:
-            self._proxy.unreachable(replica)
             self._tries.died(replica)
             self._resend()
         else:
@@ -318,19 +310,17 @@ class Exchange:
         """End what takes too long. Looked at some times a second, so that no request needs a timer."""
         sent, begun = self._connection is not None, self._relay is not None
         late = bounds.late(self._proxy.times, now - self._journal.arrived, now - self._since, sent, begun, self._paused)
-        if late is None:
-            return
-        if late is Late.CLIENT:
-            self._journal.rejected = late.value
-            self._stop()
-            self._end(Outcome.ABORTED, None, answered=False)
-            self._client.cut()
-            return
+        if late is not None:
+            self._give_up(late)
+
+    def _give_up(self, late: Late) -> None:
         (outcome, error), message = verdict.LATE[late], bounds.TOO_LATE[late]
         if error is None:
             self._journal.rejected = late.value
-        if begun:
+        if self._relay is not None:
             self._broken(outcome, error, message, late.value)
+            if late is Late.CLIENT:
+                self._client.cut()
         else:
             self._stop()
             self._settle(outcome, error)
@@ -405,6 +395,4 @@ class Exchange:
         self._proxy.buffered -= held
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._connecting = self._proxy.loop.create_task(work)
-        self._proxy.tasks.add(self._connecting)
-        self._connecting.add_done_callback(self._proxy.tasks.discard)
+        self._connecting = self._proxy.spawn(work)

@@ -6,6 +6,8 @@ from router.proxy.context import Proxy
 from router.proxy.openai import Use
 
 ANSWERED = frozenset((Use.MODELS, Use.HEALTH, Use.VERSION, Use.CONTROL))
+REJECTED = {Use.CONTROL: "forbidden_path"}
+"""What of these counts as refused, and as what. Never written to."""
 
 
 def answer(proxy: Proxy, use: Use, path: str) -> Answer:

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.core.types import Usage
+from router.core.types import Route, Usage
 from router.proxy import shapes
 from router.proxy.answers import Style, broken_event
-from router.proxy.wire import EMPTY, HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
+from router.proxy.heads import HOP_BY_HOP, forwarded, response_head
+from router.proxy.wire import EMPTY, Request, ResponseReader
 
 TAIL = 16 * 1024
 """Bytes of an answer's end in which `usage` is looked for, and at most one read more. It is the last event but [DONE]
@@ -30,6 +31,15 @@ class Sink(Protocol):
     """The client side of a relay."""
 
     def write(self, data: bytes) -> None: ...
+
+
+def added(route: Route, request_id: str) -> bytes:
+    """The lines that tell a client where its answer comes from."""
+    text = (
+        f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason}\r\n"
+        f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {request_id}\r\n"
+    )
+    return text.encode("latin-1")
 
 
 def read_usage(tail: bytes) -> Usage | None:

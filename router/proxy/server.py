@@ -13,11 +13,12 @@ from typing import cast
 
 from router.core.record import Phase
 from router.core.types import Ask
-from router.proxy import answers, openai
+from router.proxy import answers, heads, openai
 from router.proxy.bounds import Bounds, Late, Times, body_over, over
 from router.proxy.clients import EXCESS, Clients
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
+from router.proxy.heads import Peer
 from router.proxy.journal import Journal, Stage
 from router.proxy.openai import Endpoint
 from router.proxy.syntax import WireError
@@ -66,11 +67,13 @@ class ClientConnection(asyncio.Protocol):
         self._closes = self._paused = self._last = self._lingers = self._excess = False
         self._watching: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
+        self._peer: Peer
 
     # asyncio's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
+        self._peer = _peer(transport)
         self._since = time.monotonic()
         self._clients.add(self)
         if self._clients.excess > 0:
@@ -123,7 +126,11 @@ class ClientConnection(asyncio.Protocol):
         elif self._more():
             self._proxy.loop.call_soon(self._go_on)
 
-    # What the exchange tells (context.Client).
+    # What the exchange asks and tells (context.Client).
+
+    @property
+    def peer(self) -> Peer:
+        return self._peer
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -206,8 +213,10 @@ class ClientConnection(asyncio.Protocol):
         self._next()
 
     def _read_on(self) -> None:
-        """A request has begun to arrive. Raises WireError when its body finds no room."""
+        """No request is whole; one may have begun. Raises WireError when its body finds no room."""
         reader, proxy = self._reader, self._proxy
+        if reader.idle:
+            return
         part = Part.BODY if reader.headed else Part.HEAD
         if self._part is not part:
             self._part = part
@@ -291,6 +300,13 @@ class ClientConnection(asyncio.Protocol):
         journal.status, journal.rejected, journal.left = status, rejected, left
         journal.ended(Stage.PARSE, now)
         self._proxy.describe(journal.record(Ask(None), now))
+
+
+def _peer(transport: asyncio.BaseTransport) -> Peer:
+    """Who is at the other end, which may have left already."""
+    name = transport.get_extra_info("peername")
+    scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+    return heads.peer(name[0] if name else "unknown", scheme)
 
 
 def _largest(bounds: Bounds) -> int:

@@ -17,9 +17,10 @@ TELLING = frozenset((Outcome.OK, Outcome.FAILED, Outcome.NOT_REACHED))
 LATE = {
     Late.FIRST_BYTE: (Outcome.FAILED, UpstreamError.TIMEOUT_FIRST_BYTE),
     Late.IDLE: (Outcome.FAILED, UpstreamError.TIMEOUT_IDLE),
+    Late.CLIENT: (Outcome.ABORTED, None),
     Late.REQUEST: (Outcome.ABORTED, None),
 }
-"""How a send ends of which something took too long: the router's own patience with a request says nothing of a replica.
+"""How a send ends of which something took too long: what the client does, and a deadline, say nothing of a replica.
 Never written to."""
 
 

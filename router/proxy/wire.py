@@ -1,4 +1,4 @@
-"""HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
+"""HTTP/1.1 without I/O: bytes -> requests and responses. What goes out is written in heads.py.
 
 httptools (llhttp) parses heads and framing, `syntax` checks what it leaves open; head and body are bounded here. An
 Upgrade is ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models.
@@ -6,8 +6,6 @@ docs/http.md tells what is taken and what is refused.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from http import HTTPStatus
 from typing import NamedTuple
 
 import httptools
@@ -18,22 +16,8 @@ from router.proxy.syntax import Headers, WireError
 Body = bytes | bytearray
 """A request's body: the bytes that came in one piece, or what several were appended to. Nobody changes it."""
 
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding"
-    b" upgrade".split()
-)
-"""Fields of one connection, never forwarded (RFC 9110 section 7.6.1); those named in Connection come on top."""
-
-NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-homing-debug", b"x-homing-token"}
-"""Fields of a request that stay here: of this hop, written anew, or meant for the router."""
-
-BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
-"""Methods whose request says nothing of a length when it has no body (RFC 9110 section 8.6)."""
-
 MAX_HEAD = 64 * 1024
 """Bytes of a replica's head, and of a client's unless it is set otherwise. nginx allows 32 KB, uvicorn 64 KB."""
-
-PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 EMPTY = frozenset((204, 304))
 """Statuses whose answer has no body, whatever its head says (RFC 9112 section 6.3)."""
@@ -45,7 +29,8 @@ _CHUNKS_END = 5
 
 class Request(NamedTuple):
     """A whole request, its target in origin form. `id` is what it calls itself in x-request-id, `token` the
-    x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained."""
+    x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained; `proxied` says that it names the
+    client of a proxy before us."""
 
     method: bytes
     target: bytes
@@ -55,6 +40,7 @@ class Request(NamedTuple):
     http_1_0: bool
     id: bytes | None
     token: bytes | None = None
+    proxied: bool = False
 
     @property
     def path(self) -> str:
@@ -73,9 +59,9 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Request] = []
         self._unused = 0
-        self._body: Body = b""
         self._id: bytes | None = None
         self._token: bytes | None = None
+        self._proxied = False
         self._version = ""
         self._host: bytes | None = None
         self._error: WireError | None = None
@@ -100,8 +86,8 @@ class RequestReader:
 
     @property
     def path(self) -> str:
-        """The path of the request whose head is whole."""
-        return self._target.partition(b"?")[0].decode("latin-1")
+        """The path of the request whose head is whole, as it came."""
+        return self._url.partition(b"?")[0].decode("latin-1")
 
     @property
     def received(self) -> int:
@@ -112,10 +98,6 @@ class RequestReader:
     def announced(self) -> int:
         """Bytes of the body by its Content-Length; 0 without one."""
         return self._announced
-
-    def discard(self) -> None:
-        """Hold no body any longer: the request is refused."""
-        self._body = b""
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; returns the requests that they complete. Raises WireError; where whole requests came before what
@@ -156,9 +138,9 @@ class RequestReader:
     # llhttp's callbacks.
 
     def on_message_begin(self) -> None:
-        self._url = self._target = b""
+        self._url = b""
         self._headers: Headers = []
-        self._body = b""
+        self._body: Body = b""
         self._body_size = self._announced = 0
         self._begun = self._headed = False
 
@@ -181,6 +163,7 @@ class RequestReader:
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
+        self._proxied = b"x-forwarded-for" in fields or b"x-forwarded-proto" in fields
         host = fields.get(b"host")
         syntax.check_host(self._headers, host if host != self._host else None, self._version)
         self._host = host
@@ -216,10 +199,15 @@ class RequestReader:
                 not modern,
                 self._id,
                 self._token,
+                self._proxied,
             )
         )
         self._begun = self._headed = self.wants_continue = False
         self._unused = 0
+        self._body = b""
+
+    def discard(self) -> None:
+        """Hold no body any longer: the request is refused."""
         self._body = b""
 
     def _without_upgrade(self) -> bytes:
@@ -379,37 +367,3 @@ def _without_empty_lines(before: bytes, body: bytes) -> bytes:
     wire = before + body
     behind = len(wire) - len(wire.rstrip(b"\r\n")) - len(b"\r\n\r\n")
     return body[: len(body) - behind]
-
-
-def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
-    """The lines of the fields that go on, in their order and spelling, without those in `drop`; in pieces to be joined.
-
-    `drop` holds the hop-by-hop fields too; what a Connection field names is dropped on top of it, but for the length
-    of a body, without which the other side would not find its end.
-    """
-    for lower, _, value in headers:
-        if lower == b"connection":
-            named = [part.strip().lower() for part in value.split(b",")]
-            drop = drop.union([name for name in named if name != b"content-length"])
-    pieces: list[bytes] = []
-    for lower, name, value in headers:
-        if lower not in drop:
-            pieces += name, b": ", value, b"\r\n"
-    return pieces
-
-
-def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[bytes]) -> bytes:
-    """The head for a replica: its own Host and base path, a Content-Length for what was chunked, `extra` lines."""
-    lines = forwarded(request.headers, NOT_UPSTREAM)
-    if request.body or request.method not in BODILESS:
-        lines.append(b"content-length: %d\r\n" % len(request.body))
-    target = request.target
-    if base and target != b"*":
-        target = base + target
-    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, target, host)
-    return b"".join([start, *lines, *extra, b"\r\n"])
-
-
-def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:
-    """A response's head from header lines, whole or in pieces."""
-    return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase or PHRASES.get(status, b"")), *lines, b"\r\n"])

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.proxy.heads import peer, request_head, response_head
 from router.proxy.syntax import WireError
-from router.proxy.wire import MAX_HEAD, Request, RequestReader, request_head, response_head
+from router.proxy.wire import MAX_HEAD, Request, RequestReader
 from tests.proxy.wires import CUTS, MAX_BODY, NOISE, Message, cut, halves, messages, read, survives
 
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -15,6 +16,8 @@ CHUNKED = (
     b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"3;quality=1\r\nhel\r\n02\r\nlo\r\n0\r\nX-Trailer: t\r\nHost: b\r\nX-Request-Id: late\r\n\r\n"
 )
+
+PEER = peer("192.0.2.1", "http")
 
 
 def refusal(*pieces: bytes, max_body: int = MAX_BODY) -> tuple[int, str]:
@@ -103,7 +106,7 @@ def test_an_absolute_target_is_the_path_that_it_names() -> None:
     """RFC 9112 section 3.2.2: a server must accept the absolute form, which clients of a forward proxy send."""
     [request] = read(b"GET http://homing:8080/v1/models?x=1 HTTP/1.1\r\nHost: homing:8080\r\n\r\n")
     assert request.path == "/v1/models"
-    assert request_head(request, b"r1", b"/base", ()).startswith(b"GET /base/v1/models?x=1 HTTP/1.1\r\n")
+    assert request_head(request, b"r1", b"/base", PEER, "7").startswith(b"GET /base/v1/models?x=1 HTTP/1.1\r\n")
     [root] = read(b"GET HTTP://homing HTTP/1.1\r\nHost: homing\r\n\r\n")
     assert (root.path, root.target) == ("/", b"/")
 
@@ -268,9 +271,11 @@ def sent_on(fields: bytes, body: bytes = b"", method: bytes = b"POST") -> list[b
     """The lines of the head that goes to a replica."""
     framing = b"Content-Length: %d\r\n" % len(body) if body else b""
     [request] = read(method + b" /x HTTP/1.1\r\nHost: client\r\n" + fields + framing + b"\r\n" + body)
-    head = request_head(request, b"replica:1", b"", (b"x-request-id: 7\r\n",))
+    head = request_head(request, b"replica:1", b"", PEER, "7")
     assert head.endswith(b"\r\n\r\n")
-    return head[:-4].split(b"\r\n")
+    lines: list[bytes] = head[:-4].split(b"\r\n")
+    assert lines[-2:] == [b"x-forwarded-for: 192.0.2.1", b"x-forwarded-proto: http"]
+    return lines[:-2]
 
 
 def test_a_head_for_a_replica_names_that_replica_and_keeps_the_clients_fields_as_they_came() -> None:
@@ -301,8 +306,8 @@ def test_fields_of_the_clients_hop_stay_here() -> None:
 
 def test_a_chunked_upload_goes_on_with_its_length() -> None:
     [request] = read(CHUNKED)
-    assert request_head(request, b"r", b"/base", ()) == (
-        b"POST /base/c HTTP/1.1\r\nhost: r\r\ncontent-length: 5\r\n\r\n"
+    assert request_head(request, b"r", b"/base", PEER, "7") == (
+        b"POST /base/c HTTP/1.1\r\nhost: r\r\ncontent-length: 5\r\nx-request-id: 7\r\n" + PEER.lines + b"\r\n"
     )
 
 
