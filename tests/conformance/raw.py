@@ -105,10 +105,10 @@ class Bench(NamedTuple):
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(max_body: int = MAX_BODY) -> AsyncIterator[Bench]:
     """Probes go to a scripted replica that is well, everything else to the stand-in."""
     async with ScriptedReplica(whole()) as probed, Standin() as standin:
-        limits = {"body": f"{MAX_BODY // 1024}KiB"}
+        limits = {"body": f"{max_body // 1024}KiB"}
         async with routing({"r1": probed}, health=SELDOM, limits=limits) as rig:
             pool = rig.worker.pools["r1"]
             pool.address = pool.address._replace(port=standin.port, authority=b"standin")
