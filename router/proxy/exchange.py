@@ -28,8 +28,9 @@ from router.proxy.context import Client, Proxy
 from router.proxy.journal import Journal, Stage
 from router.proxy.openai import Reading, Use
 from router.proxy.relay import Relay
+from router.proxy.responses import ResponseReader
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, ResponseReader, request_head, response_head
+from router.proxy.wire import Request, request_head, response_head
 
 MAX_RESENDS = 1
 """Sends that may have been read before the process died: one, since each may be work lost."""
@@ -240,7 +241,8 @@ class Exchange:
             f"x-homing-replica: {route.replica}\r\nx-homing-reason: {route.reason.value}\r\n"
             f"x-homing-predicted-cached-tokens: {route.cached}\r\nx-homing-request-id: {self._id}\r\n"
         )
-        return Relay(self._request, response, (ours.encode("latin-1"), self._explained), self._client)
+        date = b"" if response.dated else self._proxy.date()
+        return Relay(self._request, response, (ours.encode("latin-1"), self._explained, date), self._client)
 
     def _refused(self, response: ResponseReader, now: float) -> bool:
         """The replica is full: no failure. True when the request goes on to another one or into the queue."""
@@ -338,6 +340,7 @@ class Exchange:
         lines = [
             b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body),
             b"x-homing-request-id: %b\r\n" % self._id.encode("latin-1"),
+            self._proxy.date(),
         ]
         if answer.retry_after is not None:
             lines.append(b"retry-after: %d\r\n" % max(1, round(answer.retry_after)))

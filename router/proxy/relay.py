@@ -13,7 +13,8 @@ from typing import Protocol
 from router.core.types import Usage
 from router.proxy import shapes
 from router.proxy.answers import Style, broken_event
-from router.proxy.wire import EMPTY, HOP_BY_HOP, Request, ResponseReader, forwarded, response_head
+from router.proxy.responses import EMPTY, ResponseReader
+from router.proxy.wire import HOP_BY_HOP, Request, forwarded, response_head
 
 TAIL = 16 * 1024
 """Bytes of an answer's end in which `usage` is looked for, and at most one read more. It is the last event but [DONE]

@@ -16,6 +16,7 @@ from router.core.types import Ask
 from router.proxy import answers
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
+from router.proxy.forwarding import caller
 from router.proxy.journal import Journal, Stage
 from router.proxy.syntax import WireError
 from router.proxy.wire import Request, RequestReader, response_head
@@ -95,6 +96,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
         self._clients.add(self)
+        peer = transport.get_extra_info("peername")
+        tls = transport.get_extra_info("sslcontext") is not None
+        self._reader.caller = caller(peer[0] if isinstance(peer, tuple) else "", tls)
 
     def data_received(self, data: bytes) -> None:
         if self._closes:
@@ -219,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what is no request, and close: where the next one would begin is not known."""
         body = answers.error(error.status, str(error), error.reason).body
         line = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        self._transport.write(response_head(error.status, b"", [line]) + body)
+        self._transport.write(response_head(error.status, b"", [line, self._proxy.date()]) + body)
         self._linger()
         self._describe(error.status, error.reason, None)
 

@@ -1,18 +1,17 @@
-"""HTTP/1.1 without I/O: bytes -> requests and responses, heads out.
+"""HTTP/1.1 without I/O: bytes -> requests, heads out. `responses` has the other direction.
 
 httptools (llhttp) parses heads and framing, `syntax` checks what it leaves open; head and body are bounded here. An
 Upgrade is ignored, as RFC 9110 section 7.8 lets a server do. Nothing here knows of sockets, routes or models.
 docs/http.md tells what is taken and what is refused.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
 import httptools
 
-from router.proxy import syntax
+from router.proxy import forwarding, syntax
 from router.proxy.syntax import Headers, WireError
 
 Body = bytes | bytearray
@@ -24,7 +23,14 @@ HOP_BY_HOP = frozenset(
 )
 """Fields of one connection, never forwarded (RFC 9110 section 7.6.1); those named in Connection come on top."""
 
-NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-homing-debug", b"x-homing-token"}
+NOT_UPSTREAM = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"x-homing-debug",
+    b"x-homing-token",
+    b"x-forwarded-for",
+}
 """Fields of a request that stay here: of this hop, written anew, or meant for the router."""
 
 BODILESS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS"))
@@ -35,17 +41,11 @@ MAX_HEAD = 64 * 1024
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
-EMPTY = frozenset((204, 304))
-"""Statuses whose answer has no body, whatever its head says (RFC 9112 section 6.3)."""
-
-_REASON = re.compile(rb"[\t -~\x80-\xff]*")
-_CHUNKS_END = 5
-"""Bytes at the end of a chunked body: one that ends no line, and two line ends."""
-
 
 class Request(NamedTuple):
     """A whole request, its target in origin form. `id` is what it calls itself in x-request-id, `token` the
-    x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained."""
+    x-homing-token of one that asks, by x-homing-debug: 1, to have its route explained, `forwarding` the lines that tell
+    the replica who it came from."""
 
     method: bytes
     target: bytes
@@ -55,6 +55,7 @@ class Request(NamedTuple):
     http_1_0: bool
     id: bytes | None
     token: bytes | None = None
+    forwarding: bytes = b""
 
     @property
     def path(self) -> str:
@@ -65,7 +66,8 @@ class Request(NamedTuple):
 class RequestReader:
     """One client connection's requests. `feed` gives those that are whole; a WireError ends the connection.
 
-    `wants_continue` says that a request's head has come whose client waits for a 100 before it sends the body.
+    `wants_continue` says that a request's head has come whose client waits for a 100 before it sends the body; `caller`
+    is who the requests come from.
     """
 
     def __init__(self, max_body: int) -> None:
@@ -78,6 +80,8 @@ class RequestReader:
         self._version = ""
         self._host: bytes | None = None
         self._error: WireError | None = None
+        self._forwarding = b""
+        self.caller = forwarding.NOBODY
         self.wants_continue = False
         self.on_message_begin()
 
@@ -156,6 +160,7 @@ class RequestReader:
         fields = {name: value for name, _, value in self._headers}
         self._id = fields.get(b"x-request-id")
         self._token = fields.get(b"x-homing-token") if fields.get(b"x-homing-debug") == b"1" else None
+        self._forwarding = forwarding.lines(self.caller, fields, self._headers)
         host = fields.get(b"host")
         syntax.check_host(self._headers, host if host != self._host else None, self._version)
         self._host = host
@@ -190,6 +195,7 @@ class RequestReader:
                 not modern,
                 self._id,
                 self._token,
+                self._forwarding,
             )
         )
         self._begun = self._headed = self.wants_continue = False
@@ -213,148 +219,6 @@ class RequestReader:
         return WireError(413, "too_large", f"the request's body is larger than limits.body, {self._max_body} bytes")
 
 
-class ResponseReader:
-    """One replica connection's responses, one after the other.
-
-    `begin` makes ready for the next, then `feed` takes bytes. `status` is 0 until the head is whole; `pieces` holds
-    the decoded body bytes since the reader was last told to forget them. One reader serves a connection's whole life,
-    because making a parser costs more than parsing a head. A second response to one request is an error.
-    """
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.on_body = self.pieces.append
-        self._keep_alive = False
-        self.begin(to_head=False)
-        self._parser = httptools.HttpResponseParser(self)
-
-    def begin(self, to_head: bool) -> None:
-        """Expect the response to one request; a response to HEAD has no body whatever its head says."""
-        self._to_head = to_head
-        self._head = b""
-        self._end = b"\r\n"
-        self._interim = 0
-        self.status = 0
-        self.phrase = b""
-        self.headers: Headers = []
-        self.complete = self.chunked = self._chunk_open = False
-        self.length: int | None = None
-        self.pieces.clear()
-
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes; returns those of them that belong to the body as it is on the wire, chunk framing and all.
-
-        Raises httptools.HttpParserError for what is no HTTP response.
-        """
-        headed = self.has_head()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise httptools.HttpParserError("it switches protocols") from error
-        except httptools.HttpParserCallbackError as error:
-            raise error.__context__ if isinstance(error.__context__, httptools.HttpParserError) else error from None
-        body = data if headed else self._behind_head(data)
-        end = body[-_CHUNKS_END:] if len(body) >= _CHUNKS_END else (self._end + body)[-_CHUNKS_END:]
-        if self.complete and self.chunked and end[0] in b"\r\n":
-            body = _without_empty_lines(self._end, body)
-        self._end = end
-        return body
-
-    def _behind_head(self, data: bytes) -> bytes:
-        """What follows the head in all that has come so far; nothing while the head is not whole."""
-        self._head += data if self._head else data.lstrip(b"\r\n")  # The parser skips empty lines, too.
-        if not self.has_head():
-            if len(self._head) > MAX_HEAD:
-                raise httptools.HttpParserError(f"its head is larger than {MAX_HEAD} bytes")
-            return b""
-        head, self._head = self._head, b""
-        start = 0
-        for _ in range(self._interim + 1):
-            start = head.index(b"\r\n\r\n", start) + 4
-        if self._to_head:
-            self.complete = True
-            self._keep_alive = False  # The parser waits for a body that will not come.
-        return head[start:]
-
-    def has_head(self) -> bool:
-        """Whether the head is whole."""
-        return self.status != 0
-
-    @property
-    def in_chunk(self) -> bool:
-        """Whether the body on the wire stands within a chunk or its size line, where nothing may be put in."""
-        return self._chunk_open or self._end[-2:] != b"\r\n"
-
-    def eof(self) -> None:
-        """The peer closed: the end of a body that has no other end."""
-        if self.status and not self.chunked and self.length is None:
-            self.complete = True
-            self._keep_alive = False
-
-    def keep_alive(self) -> bool:
-        """Whether the connection can carry another request."""
-        return self.complete and self._keep_alive
-
-    # llhttp's callbacks.
-
-    def on_message_begin(self) -> None:
-        if self.complete:
-            raise httptools.HttpParserError("it answers more than was asked")
-        self.headers = []
-
-    def on_status(self, phrase: bytes) -> None:
-        self.phrase += phrase
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.status:  # What comes after the head are trailers, which pass in the body's framing.
-            self.headers.append((name.lower(), name, value))
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            if status < 100:
-                raise httptools.HttpParserError("its status is none")
-            self._interim += 1
-            self.phrase = b""
-            return
-        self.status = status
-        self._keep_alive = self._parser.should_keep_alive()
-        if not _REASON.fullmatch(self.phrase):
-            self.phrase = b""
-        version = self._parser.get_http_version()
-        if version not in syntax.VERSIONS:
-            raise httptools.HttpParserError("it is of another version of HTTP")
-        if status not in EMPTY:
-            self._frame(version)
-
-    def _frame(self, version: str) -> None:
-        """Where the body ends; llhttp has refused a length beside a coding, and two lengths."""
-        for name, _, value in self.headers:
-            if name == b"transfer-encoding":
-                if self.chunked or value.lower() != b"chunked" or version == "1.0":
-                    raise httptools.HttpParserError("its transfer coding is not `chunked`, once, in HTTP/1.1")
-                self.chunked = True
-            elif name == b"content-length":
-                self.length = int(value)
-
-    def on_chunk_header(self) -> None:
-        self._chunk_open = True
-
-    def on_chunk_complete(self) -> None:
-        self._chunk_open = False
-
-    def on_message_complete(self) -> None:
-        if self.status:
-            self.complete = True
-
-
-def _without_empty_lines(before: bytes, body: bytes) -> bytes:
-    """The end of a chunked body without the line ends that follow it, which llhttp skips; `before` precedes it."""
-    wire = before + body
-    behind = len(wire) - len(wire.rstrip(b"\r\n")) - len(b"\r\n\r\n")
-    return body[: len(body) - behind]
-
-
 def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
     """The lines of the fields that go on, in their order and spelling, without those in `drop`.
 
@@ -369,7 +233,8 @@ def forwarded(headers: Headers, drop: frozenset[bytes]) -> list[bytes]:
 
 
 def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[bytes]) -> bytes:
-    """The head for a replica: its own Host and base path, a Content-Length for what was chunked, `extra` lines."""
+    """The head for a replica: its own Host and base path, a Content-Length for what was chunked, who it came from, and
+    `extra` lines."""
     lines = forwarded(request.headers, NOT_UPSTREAM)
     if request.body or request.method not in BODILESS:
         lines.append(b"content-length: %d\r\n" % len(request.body))
@@ -377,7 +242,7 @@ def request_head(request: Request, host: bytes, base: bytes, extra: Sequence[byt
     if base and target != b"*":
         target = base + target
     start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, target, host)
-    return b"".join([start, *lines, *extra, b"\r\n"])
+    return b"".join([start, *lines, request.forwarding, *extra, b"\r\n"])
 
 
 def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:

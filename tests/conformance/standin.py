@@ -15,7 +15,8 @@ from tests.scripted import HOST
 
 MAX_HEAD = 1 << 20
 
-ADDED = re.compile(rb"x-request-id: [0-9a-f]{16}-[0-9a-f]+\r\n")
+CALLER = b"x-forwarded-for: 127.0.0.1\r\nx-forwarded-proto: http\r\nvia: 1.1 homing\r\n"
+ADDED = re.compile(re.escape(CALLER) + rb"x-request-id: [0-9a-f]{16}-[0-9a-f]+\r\n")
 """What the router adds to a request that brings none of its own."""
 
 
