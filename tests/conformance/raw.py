@@ -143,7 +143,7 @@ class Line:
         while True:
             event = parser.next_event()
             if event is h11.NEED_DATA:
-                more = await self._more()
+                more = await self.more()
                 if not more and parser.their_state is h11.SEND_RESPONSE:
                     return statuses
                 self.data += more
@@ -156,18 +156,18 @@ class Line:
 
     async def rest(self) -> bytes:
         """All that comes until the router closes."""
-        while more := await self._more():
+        while more := await self.more():
             self.data += more
         return self.data
 
     async def until(self, data: bytes) -> None:
         """Read until so many bytes are there as in `data`, or the router closes."""
-        while len(_without_ours(self.data)) < len(data) and (more := await self._more()):
+        while len(_without_ours(self.data)) < len(data) and (more := await self.more()):
             self.data += more
 
     async def through(self, mark: bytes) -> bytes:
         """All that comes until these bytes have, or the router closes."""
-        while mark not in self.data and (more := await self._more()):
+        while mark not in self.data and (more := await self.more()):
             self.data += more
         return self.data
 
@@ -189,7 +189,8 @@ class Line:
     def leave(self) -> None:
         self._writer.transport.abort()
 
-    async def _more(self) -> bytes:
+    async def more(self) -> bytes:
+        """Bytes as they come; none when the router has closed."""
         async with asyncio.timeout(WITHIN):
             return await self._reader.read(65_536)
 
