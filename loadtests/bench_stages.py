@@ -37,9 +37,10 @@ from router.loading import load
 from router.proxy import openai
 from router.proxy.heads import peer, request_head
 from router.proxy.relay import Relay
+from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, RequestReader, ResponseReader
+from router.proxy.wire import Request, RequestReader
 
 SIZES_KIB = (0.5, 8.0, 32.0)
 LONG_PROMPT = 400_000

@@ -37,11 +37,12 @@ _ANTHROPIC_KINDS = {400: "invalid_request_error", 401: "authentication_error", 4
 """Anthropic's error types by status; any other is an api_error. Never written to."""
 
 
-def written(answer: Answer, request_id: str, keep_alive: bool, to_head: bool = False) -> bytes:
-    """An answer on the wire; without its body `to_head`."""
+def written(answer: Answer, request_id: str, date: bytes, keep_alive: bool, to_head: bool = False) -> bytes:
+    """An answer on the wire, `date` being its line; without its body `to_head`."""
     lines = [
         b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body),
         b"x-homing-request-id: %b\r\n" % request_id.encode("latin-1"),
+        date,
     ]
     if answer.retry_after is not None:
         lines.append(b"retry-after: %d\r\n" % max(1, round(answer.retry_after)))

@@ -2,9 +2,11 @@
 
 import asyncio
 import hmac
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
 from itertools import count
 from random import Random
 from typing import Any, Protocol
@@ -102,6 +104,8 @@ class Proxy:
         self.reading = asyncio.Lock()  # Held while a big body is read.
         self._prefix = uuid4().hex[:16]
         self._count = count(1)
+        self._dated = 0
+        self._date = b""
 
     async def read_big(self, endpoint: Endpoint, body: Body) -> Reading:
         """An ask of a big body, made in slices; of one body at a time, so that a turn of the loop has one slice."""
@@ -125,6 +129,14 @@ class Proxy:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def date(self) -> bytes:
+        """A Date of now, which RFC 9110 section 6.6.1 wants in an answer that has none. It is written once a second."""
+        now = int(time.time())
+        if now != self._dated:
+            self._dated = now
+            self._date = f"date: {formatdate(now, usegmt=True)}\r\n".encode()
+        return self._date
 
     def may_debug(self, token: bytes | None) -> bool:
         """Whether this token is the admin's; compared in constant time."""

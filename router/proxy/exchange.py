@@ -30,9 +30,10 @@ from router.proxy.heads import request_head
 from router.proxy.journal import Journal, Stage
 from router.proxy.openai import Reading, Use
 from router.proxy.relay import Relay, added
+from router.proxy.responses import ResponseReader
 from router.proxy.tries import Tries
 from router.proxy.upstream import Connection, Loss, Pool
-from router.proxy.wire import Request, ResponseReader
+from router.proxy.wire import Request
 
 LARGE = 64 * 1024
 """Bytes of a body that is not held any longer than it may be sent again: a stream may go on for hours."""
@@ -233,7 +234,8 @@ class Exchange:
         if self._held > LARGE and self._connection is not None and self._connection.written:
             self._request = self._request._replace(body=b"")
             self._release()
-        extra = (added(self._route, self._id), self._explained)
+        date = b"" if response.dated else self._proxy.date()
+        extra = (added(self._route, self._id), self._explained, date)
         return Relay(self._request, response, extra, self._client)
 
     def _refused(self, response: ResponseReader, now: float) -> bool:
@@ -352,8 +354,8 @@ class Exchange:
     def _answer(self, answer: Answer) -> None:
         """The router's own answer."""
         self._journal.status = answer.status
-        request = self._request
-        self._client.write(answers.written(answer, self._id, request.keep_alive, request.method == b"HEAD"))
+        request, date = self._request, self._proxy.date()
+        self._client.write(answers.written(answer, self._id, date, request.keep_alive, request.method == b"HEAD"))
         self._end(Outcome.OK, None)
 
     def _end(

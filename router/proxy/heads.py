@@ -1,6 +1,7 @@
 """Heads out: what goes on of the fields that came, and what is added to them.
 
-No `Via`: engines do nothing with it, and clients need not know what stands in front of them.
+A replica is told who asks, and of this hop in `Via`, as RFC 9110 section 7.6.3 wants of a gateway; a client is not told
+of it: its answer names the router in other fields.
 """
 
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ NOT_OF_PROXIED = NOT_UPSTREAM | {b"x-forwarded-for", b"x-forwarded-proto"}
 """The same of a request that a proxy before us has passed on: written anew with what it says."""
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+VIA = b"via: 1.1 homing\r\n"
 
 
 class Peer(NamedTuple):
@@ -84,7 +87,7 @@ def request_head(request: Request, host: bytes, base: bytes, client: Peer, reque
     if base and target != b"*":
         target = base + target
     start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, target, host)
-    return b"".join([start, *lines, forwarding(request, client), b"\r\n"])
+    return b"".join([start, *lines, forwarding(request, client), VIA, b"\r\n"])
 
 
 def response_head(status: int, phrase: bytes, lines: Iterable[bytes]) -> bytes:

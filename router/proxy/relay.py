@@ -14,7 +14,8 @@ from router.core.types import Route, Usage
 from router.proxy import shapes
 from router.proxy.answers import Style, broken_event
 from router.proxy.heads import HOP_BY_HOP, forwarded, response_head
-from router.proxy.wire import EMPTY, Request, ResponseReader
+from router.proxy.responses import EMPTY, ResponseReader
+from router.proxy.wire import Request
 
 TAIL = 16 * 1024
 """Bytes of an answer's end in which `usage` is looked for, and at most one read more. It is the last event but [DONE]

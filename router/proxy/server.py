@@ -271,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         answer = answers.error(error.status, str(error), error.reason, endpoint.style)
         if error.status == 503:
             answer = answer._replace(retry_after=answers.FULL_SECONDS)
-        self._transport.write(answers.written(answer, request_id, keep_alive=False))
+        self._transport.write(answers.written(answer, request_id, self._proxy.date(), keep_alive=False))
         self._hold(0)
         self._reader.discard()
         self._linger()

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
-from router.proxy.wire import Body, ResponseReader
+from router.proxy.responses import ResponseReader
+from router.proxy.wire import Body
 
 log = logging.getLogger("homing.proxy")
 

@@ -3,7 +3,7 @@
 from router.core.record import UpstreamError
 from router.core.types import Outcome
 from router.proxy.bounds import Late
-from router.proxy.wire import ResponseReader
+from router.proxy.responses import ResponseReader
 
 REFUSALS = frozenset((429, 503))
 """Statuses of an engine that is full, told before any work."""

@@ -14,7 +14,7 @@ from tests.conformance.standin import OK, Reply, Standin
 from tests.rig import WITHIN, Rig, routing
 from tests.scripted import HOST, ScriptedReplica, whole
 
-OURS = re.compile(rb"^x-homing-[a-z-]+: [^\r\n]*\r\n", re.MULTILINE)
+OURS = re.compile(rb"^(?:x-homing-[a-z-]+|date): [^\r\n]*\r\n", re.MULTILINE)
 """What the router adds to an answer."""
 
 SELDOM = {"interval": "60s"}
@@ -105,10 +105,10 @@ class Bench(NamedTuple):
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(max_body: int = MAX_BODY) -> AsyncIterator[Bench]:
     """Probes go to a scripted replica that is well, everything else to the stand-in."""
     async with ScriptedReplica(whole()) as probed, Standin() as standin:
-        limits = {"body": f"{MAX_BODY // 1024}KiB"}
+        limits = {"body": f"{max_body // 1024}KiB"}
         async with routing({"r1": probed}, health=SELDOM, limits=limits) as rig:
             pool = rig.worker.pools["r1"]
             pool.address = pool.address._replace(port=standin.port, authority=b"standin")
@@ -143,7 +143,7 @@ class Line:
         while True:
             event = parser.next_event()
             if event is h11.NEED_DATA:
-                more = await self._more()
+                more = await self.more()
                 if not more and parser.their_state is h11.SEND_RESPONSE:
                     return statuses
                 self.data += more
@@ -156,18 +156,18 @@ class Line:
 
     async def rest(self) -> bytes:
         """All that comes until the router closes."""
-        while more := await self._more():
+        while more := await self.more():
             self.data += more
         return self.data
 
     async def until(self, data: bytes) -> None:
         """Read until so many bytes are there as in `data`, or the router closes."""
-        while len(_without_ours(self.data)) < len(data) and (more := await self._more()):
+        while len(_without_ours(self.data)) < len(data) and (more := await self.more()):
             self.data += more
 
     async def through(self, mark: bytes) -> bytes:
         """All that comes until these bytes have, or the router closes."""
-        while mark not in self.data and (more := await self._more()):
+        while mark not in self.data and (more := await self.more()):
             self.data += more
         return self.data
 
@@ -189,7 +189,8 @@ class Line:
     def leave(self) -> None:
         self._writer.transport.abort()
 
-    async def _more(self) -> bytes:
+    async def more(self) -> bytes:
+        """Bytes as they come; none when the router has closed."""
         async with asyncio.timeout(WITHIN):
             return await self._reader.read(65_536)
 

@@ -50,17 +50,17 @@ def test_an_address_is_told_as_proxies_do(address: str, shown: bytes) -> None:
     )  # fmt: skip
 
 
-async def test_a_replica_is_told_who_asks_and_nothing_of_this_hop() -> None:
+async def test_a_replica_is_told_who_asks_and_through_whom() -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     ours = [f"traceparent: {trace}", "tracestate: a=1,b=2", "tracestate: c=3", "X-Forwarded-For: 198.51.100.1"]
     async with scripted(whole()) as (rig, [replica]):
-        await asked(rig, chat("hello", *ours))
+        await asked(rig, chat("hello", *ours, "Via: 1.1 edge"))
         fields = replica.calls[0].fields
         assert [value for name, value in fields if name == "traceparent"] == [trace]
         assert [value for name, value in fields if name == "tracestate"] == ["a=1,b=2", "c=3"]
         assert [value for name, value in fields if name == "x-forwarded-for"] == ["198.51.100.1, 127.0.0.1"]
         assert [value for name, value in fields if name == "x-forwarded-proto"] == ["http"]
-        assert not {"via", "forwarded"} & {name for name, _ in fields}
+        assert [value for name, value in fields if name == "via"] == ["1.1 edge", "1.1 homing"]
 
 
 async def test_a_client_cannot_have_its_address_left_out() -> None:

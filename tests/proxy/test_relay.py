@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from router.core.types import Usage
 from router.proxy.answers import Style
 from router.proxy.relay import TAIL, Relay, read_usage
-from router.proxy.wire import Request, ResponseReader
+from router.proxy.responses import ResponseReader
+from router.proxy.wire import Request
 from tests.proxy.wires import CUTS, Message, cut, halves, messages
 
 USAGE = Usage(30, 2, 16)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.proxy.wire import ResponseReader
+from router.proxy.responses import ResponseReader
 from tests.proxy.wires import CUTS, NOISE, Message, cut, halves, messages, survives
 
 

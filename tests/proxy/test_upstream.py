@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from router.proxy.responses import ResponseReader
 from router.proxy.upstream import IDLE_SECONDS, MAX_IDLE, Address, Connection, Loss, Pool
-from router.proxy.wire import ResponseReader
 from tests.proxy.hand import FakeTransport, HandLoop
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

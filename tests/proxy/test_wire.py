@@ -274,8 +274,8 @@ def sent_on(fields: bytes, body: bytes = b"", method: bytes = b"POST") -> list[b
     head = request_head(request, b"replica:1", b"", PEER, "7")
     assert head.endswith(b"\r\n\r\n")
     lines: list[bytes] = head[:-4].split(b"\r\n")
-    assert lines[-2:] == [b"x-forwarded-for: 192.0.2.1", b"x-forwarded-proto: http"]
-    return lines[:-2]
+    assert lines[-3:] == [b"x-forwarded-for: 192.0.2.1", b"x-forwarded-proto: http", b"via: 1.1 homing"]
+    return lines[:-3]
 
 
 def test_a_head_for_a_replica_names_that_replica_and_keeps_the_clients_fields_as_they_came() -> None:
@@ -307,7 +307,9 @@ def test_fields_of_the_clients_hop_stay_here() -> None:
 def test_a_chunked_upload_goes_on_with_its_length() -> None:
     [request] = read(CHUNKED)
     assert request_head(request, b"r", b"/base", PEER, "7") == (
-        b"POST /base/c HTTP/1.1\r\nhost: r\r\ncontent-length: 5\r\nx-request-id: 7\r\n" + PEER.lines + b"\r\n"
+        b"POST /base/c HTTP/1.1\r\nhost: r\r\ncontent-length: 5\r\nx-request-id: 7\r\n"
+        + PEER.lines
+        + b"via: 1.1 homing\r\n\r\n"
     )
 
 
