@@ -107,10 +107,10 @@ def within_noise(without: Seconds, beside: Seconds) -> bool:
 
 
 def table(rows: Sequence[Seconds]) -> Table:
-    """For people, in milliseconds."""
+    """For people, in milliseconds; `worst` is of a second."""
     grid = Table(box=SIMPLE)
-    for column in ("seconds", "requests", "failed", "p50", "p99", "worst of a second: median", "p90", "of all"):
-        grid.add_column(column, justify="left" if column == "seconds" else "right")
+    for column in ("seconds", "sent", "fail", "p50", "p99", "worst: median", "p90", "of all"):
+        grid.add_column(column, justify="left" if column == "seconds" else "right", no_wrap=True)
     for row in rows:
         ordered = sorted(row.worsts)
         figures = (row.p50, row.p99, statistics.median(ordered), percentile(ordered, 0.9) or math.nan, ordered[-1])

@@ -72,8 +72,8 @@ def _median(ratios: Sequence[float | None]) -> float | None:
 def table(pairs: Sequence[Pair]) -> Table:
     """A row for each run."""
     grid = Table(box=SIMPLE)
-    for column in ("work", "workers", "requests", "failed", "hit ratio", "max/mean", "mean E2E s", "by replica"):
-        grid.add_column(column, justify="left" if column in {"work", "by replica"} else "right")
+    for column in ("work", "workers", "sent", "fail", "hits", "max/mean", "E2E s", "by replica"):
+        grid.add_column(column, justify="left" if column in {"work", "by replica"} else "right", no_wrap=True)
     for pair in pairs:
         for workers, arm in ((1, pair.one), (2, pair.two)):
             figures = (arm.hit_ratio, arm.max_over_mean, _mean_e2e(arm))

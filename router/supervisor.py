@@ -174,8 +174,18 @@ class Supervisor:
         if not serves:
             what = "is not wanted any more" if self._stop.is_set() else "does not serve; this one goes on"
             log.error("process %d %s", process.pid, what)
-            await process.wait()
+            self._control.handing_over = False
+            await self._gone(process)
         return serves
+
+    async def _gone(self, process: Process) -> None:
+        """Wait until a new process that was told to stop has ended, and no longer than it has for that."""
+        try:
+            async with asyncio.timeout(self._control.config.drain.timeout + GRACE):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     async def _start_successor(self, ready: int) -> Process:
         inheritance, descriptors = handover.told(ready, self._admin, self._clients, self._control.drained)

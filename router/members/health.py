@@ -19,6 +19,7 @@ from random import Random
 from typing import Protocol
 
 import aiohttp
+import msgspec
 
 from router.core.fleet import Fleet
 from router.core.member import Transition
@@ -36,6 +37,9 @@ NEWS = 0.03
 """Seconds after which workers have told of any request that an engine's answer can have counted (gossip/news.py)."""
 
 DRAINED = "drained by an operator"
+
+MAX_ANSWER = 4 << 20
+"""Bytes of an engine's answer that are read: vLLM's metrics are some 100 KB, a card of a model is half of one."""
 
 JITTER = 0.1
 """Share of an interval by which each wait differs."""
@@ -202,7 +206,7 @@ class Health:
         """One probe: what it found, and that in words."""
         try:
             async with self._get(session, replica, "/health") as response:
-                await response.read()
+                await _body(response)
                 cause = Cause.ANSWERS if response.status == 200 else Cause.STATUS
                 return cause, f"/health answers {response.status}"
         except aiohttp.ClientConnectorError as error:
@@ -263,7 +267,10 @@ class Health:
         try:
             cards = json.loads(text or "")["data"]
             models = {card["id"]: card for card in cards if isinstance(card["id"], str)}
-        except (ValueError, KeyError, TypeError, RecursionError):
+            msgspec.msgpack.encode(
+                models
+            )  # Workers are told of them, and what cannot be told would keep all else back.
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return False
         self._fleet.serves(replica, models)
         return True
@@ -272,7 +279,7 @@ class Health:
         """The body of a good answer; None for any other, and for none."""
         try:
             async with self._get(session, replica, path) as response:
-                body = await response.read()
+                body = await _body(response)
                 return body.decode("utf-8", "replace") if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("replica %s: %s: %s", replica, path, error)
@@ -292,6 +299,16 @@ class Health:
         self._observer.turned(transition, cause)
         log.info("replica %s: %s -> %s (%s)", transition.replica, transition.old, transition.new, transition.reason)
         self._changed(transition.replica)
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """Raises aiohttp.ClientPayloadError for one that is longer than any engine's."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {MAX_ANSWER} bytes")
+    return bytes(body)
 
 
 def _headers(keys: Mapping[ReplicaId, str]) -> dict[ReplicaId, dict[str, str]]:

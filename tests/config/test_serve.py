@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +58,21 @@ async def test_the_start_takes_at_most_fifteen_lines_and_tells_what_matters(tmp_
     assert f"listen: 127.0.0.1:0 ({file}:1)" in said
     assert f"models.last-setting.template_order: tools_first ({file}:26)" in said
     assert code == 0
+
+
+def test_the_version_is_told_without_the_rest_of_the_router() -> None:
+    program = """
+import sys
+from router.cli import main
+try:
+    main(["version"])
+finally:
+    print(sorted(each for each in sys.modules if each.startswith("router.")))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WITHIN, check=True)
+    version, modules = told.stdout.splitlines()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert modules == "['router.cli', 'router.version']"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -115,8 +115,11 @@ async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go(t
         await until(lambda: not Path(f"/proc/{worker}").exists(), WITHIN)
 
 
+RATE = 100.0
+
+
 class Load:
-    """A hundred requests a second, over connections that are kept and over new ones in turn."""
+    """RATE requests a second, however they fare, over connections that are kept and over new ones in turn."""
 
     def __init__(self, router: Router) -> None:
         self.statuses: list[int] = []
@@ -130,12 +133,13 @@ class Load:
         await self._task
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         async with self._router.client() as kept, asyncio.TaskGroup() as group:
-            number = 0
+            began, number = loop.time(), 0
             while not self._stop.is_set():
                 group.create_task(self._one(kept, number))
                 number += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(began + number / RATE - loop.time())
 
     async def _one(self, kept: aiohttp.ClientSession, number: int) -> None:
         try:
@@ -150,7 +154,7 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
     """SIGUSR2 under 100 requests a second: 0 refused, 0 broken; streams of the old one run to their end."""
     engine = Engine()
     async with supervised(tmp_path, engine, workers=2) as (router, _):
-        streams = await streaming(router, 20)
+        streams = await streaming(router, 100)
         load = Load(router)
         await until(lambda: len(load.statuses) > 20)
         router.write(workers=3)

@@ -13,6 +13,7 @@ from replica.server import SimulatedReplica
 from replica.settings import ReplicaSettings
 from router.core.member import DEFAULT_KV_TOKENS
 from router.core.types import Limit, State
+from router.members.health import MAX_ANSWER
 from tests.browser import asked, chat, connected, get
 from tests.rig import Rig, routing, scripted, until
 from tests.scripted import HOST, ScriptedReplica, hang, whole
@@ -303,6 +304,10 @@ async def test_no_metrics_stop_the_probes(lie: str) -> None:
         assert (await asked(rig, chat())).status == 200
 
 
+def sized(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
 PROBES = {
     "deep json": b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"[" * 200_000,
     "an encoding that is none": b"HTTP/1.1 200 OK\r\nContent-Type: a/b; charset=rot13\r\nContent-Length: 2\r\n\r\n{}",
@@ -310,6 +315,9 @@ PROBES = {
     "no http": b"SSH-2.0-x\r\n",
     "no gzip": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
     "a card that is none": b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"data":[{"id":[1]}]}',
+    "a number beyond all": sized(b'{"data":[{"id":"sim","created":%b}]}' % (b"9" * 40)),
+    "half a character": sized(b'{"data":[{"id":"sim","owned_by":"\\ud800"}]}'),
+    "too much": sized(b"#" * (MAX_ANSWER + 1)),
     "half an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n{",
 }
 
