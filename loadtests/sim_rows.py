@@ -86,9 +86,20 @@ def append(path: Path, text: bytes) -> None:
 
 def read(path: Path) -> list[Row]:
     """All rows; none where there is no file. A last line without its end, as a killed run leaves it, is left out."""
+    return [parse(text) for text in _whole(path)]
+
+
+def repair(path: Path) -> None:
+    """Take such a last line out, before more are appended. Raises OSError."""
+    whole = b"".join(_whole(path))
+    if path.exists() and len(whole) < path.stat().st_size:
+        path.write_bytes(whole)
+
+
+def _whole(path: Path) -> list[bytes]:
     if not path.exists():
         return []
-    return [parse(text) for text in path.read_bytes().splitlines(keepends=True) if text.endswith(b"\n")]
+    return [text for text in path.read_bytes().splitlines(keepends=True) if text.endswith(b"\n")]
 
 
 @dataclass(frozen=True, slots=True)
