@@ -84,11 +84,18 @@ class Profile:
     long_prompt_ms: float
 
 
+class _Socket:
+    """tcp.Socket."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None:
+        pass
+
+
 class Transport(asyncio.Transport):
     """Swallows what is written, and counts the writes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"socket": _Socket()})
         self.writes = 0
 
     def write(self, data: Any) -> None:

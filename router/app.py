@@ -48,6 +48,7 @@ from router.gossip.messages import (
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
+from router.proxy import tcp
 from router.proxy.bounds import Bounds, Times
 from router.proxy.clients import Clients
 from router.proxy.context import Proxy
@@ -107,6 +108,7 @@ class Worker:
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,
             token.encode() if token else None,
+            config.proxy.half_close,
         )
         self.clients = Clients(self.proxy)
         self._servers: list[asyncio.Server] = []
@@ -122,6 +124,7 @@ class Worker:
         self._news.start()
         self.clients.sweep()
         for listening in self._listening:
+            tcp.keep_alive(listening)
             self._servers.append(
                 await self._loop.create_server(
                     lambda: ClientConnection(self.proxy, self.clients), sock=listening, backlog=BACKLOG
@@ -165,6 +168,7 @@ class Worker:
         proxy = self.proxy
         proxy.asker = _asker(config)
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
+        proxy.half_close = config.proxy.half_close
         proxy.max_refusals = config.retry.max_refusals
         proxy.budget.share = config.retry.budget
         proxy.bounds, proxy.times = _bounds(config), _times(config)

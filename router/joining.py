@@ -19,7 +19,7 @@ from router.admin import requestlog
 from router.app import Worker, configuration
 from router.gossip.channel import Channel
 from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
-from router.sockets import close_others
+from router.sockets import allow_descriptors, close_others
 
 COLLECT = 10_000
 """More objects made than freed, between two looks for unreachable cycles: a busy worker's in a second."""
@@ -82,6 +82,7 @@ async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
     worker = await join(line, clients)
     _collect_less()
     logging.getLogger().setLevel(worker.config.log.level.upper())
+    allow_descriptors(worker.config.limits.connections)
     await worker.stopped.wait()
 
 

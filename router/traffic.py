@@ -18,6 +18,13 @@ class ProxyConfig(Model):
             "None, because one client's call would hurt all the others.",
         ),
     ] = []  # noqa: RUF012 - pydantic copies it, as it does every default.
+    half_close: Annotated[
+        bool,
+        About(
+            "Whether a client that closes its writing side still waits for its answer. false: it has left, and the "
+            "replica stops, because a program that is gone looks just so. Not with TLS."
+        ),
+    ] = False
 
 
 class LimitsConfig(Model):

@@ -77,7 +77,8 @@ class Proxy:
     `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
     `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
     done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
-    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held.
+    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held;
+    with `half_close` a client that has closed its writing side is still there.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -96,6 +97,7 @@ class Proxy:
     allow_paths: Collection[str] = ()
     max_refusals: int = 3
     token: bytes | None = None
+    half_close: bool = False
 
     def __post_init__(self) -> None:
         self.stored = Stored()

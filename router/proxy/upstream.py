@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
+from router.proxy import tcp
 from router.proxy.responses import ResponseReader
 from router.proxy.wire import Body
 
@@ -128,6 +129,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._pool.made(self)
+        tcp.keep_alive(self._transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER, low=0)
 
     def pause_writing(self) -> None:
