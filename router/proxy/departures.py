@@ -45,6 +45,7 @@ class Departures:
     def _tell(self) -> None:
         assert self._epoll is not None
         for descriptor, _ in self._epoll.poll(0):
-            left = self._watched[descriptor]
-            self.forget(descriptor)
-            left()
+            left = self._watched.get(descriptor)  # None: what was told before this one has had it forgotten.
+            if left is not None:
+                self.forget(descriptor)
+                left()

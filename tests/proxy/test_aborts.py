@@ -128,6 +128,36 @@ async def test_a_client_that_has_sent_much_ahead_can_still_be_seen_to_leave() ->
         await rig.quiet()
 
 
+async def test_a_client_that_leaves_while_it_is_asked_whether_its_replica_is_gone_is_not_followed() -> None:
+    """The connection broke; a fresh one is made, and looked at for a moment, to know whether the process lives."""
+    async with scripted(closing(hard=True), health=SELDOM) as (rig, [replica]):
+        accepted = replica.accepted
+        async with connected(rig) as client:
+            await client.send(chat())
+            await until(lambda: replica.accepted > accepted + 1)
+        await rig.quiet(ABORT_WITHIN)
+        assert (rig.record.left, len(replica.calls)) == (Phase.WAITING, 1)
+        await until(lambda: rig.worker.pools["r1"].open == 0)
+
+
+async def test_a_client_that_sends_its_last_and_reads_nothing_has_left() -> None:
+    """Its connection would not close in order before all is written, and it reads nothing."""
+
+    async def flood(call: Call) -> None:
+        await call.send(STREAM)
+        while True:
+            await call.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+
+    async with scripted(flood) as (rig, [replica]), connected(rig, buffer=4096) as client:
+        await client.send(chat(stream=True))
+        await until(lambda: produced(replica)() > 0)
+        await until(lambda: rig.client._paused)
+        client.shut()
+        await gone(replica.calls[0])
+        await rig.quiet()
+        assert rig.record.left is Phase.STREAMING
+
+
 async def test_a_client_that_only_shuts_its_writing_side_counts_as_gone() -> None:
     async with scripted(hang) as (rig, [replica]), connected(rig) as client:
         await client.send(chat())
