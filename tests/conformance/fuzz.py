@@ -10,6 +10,7 @@ Bytes are near to HTTP: messages of good and odd lines, then spoiled in a place 
 """
 
 import argparse
+import re
 import sys
 import time
 from collections import Counter
@@ -191,6 +192,17 @@ def a_request_that_is_taken_is_one_request_to_the_replica(rng: Random, tally: Ta
         tally["requests judged"] += 1
 
 
+def requests_are_those_that_another_parser_reads(rng: Random, tally: Tally) -> None:
+    """h11 takes what is refused here, and refuses a little that is taken here; what both take is the same, and where it
+    refuses nothing, nothing more is taken here."""
+    data = requests(rng)
+    ours, (theirs, refused) = read([data])[0], _read_by_h11(data)
+    for mine, other in zip(ours, theirs, strict=False):
+        assert (mine.method, _path(mine.target), mine.body) == (other[0], _path(other[1]), other[2]), data
+        tally["requests compared"] += 1
+    assert refused or len(ours) <= len(theirs), data
+
+
 def a_reader_holds_no_more_than_its_bounds(rng: Random, tally: Tally) -> None:
     """However long it is fed one part of a message, which may never end anything."""
     data = requests(rng)
@@ -251,8 +263,11 @@ def an_answer_that_is_whole_is_one_answer_to_the_client(rng: Random, tally: Tall
     assert _meant(relayed([bytes([byte]) for byte in data], method), method) == whole, (data, method)
 
 
-def _meant(got: tuple[bytes, bytes] | None, method: bytes) -> tuple[int, bytes] | None:
-    """The status and the body that a client reads, after all that must hold of what it reads."""
+Meant = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+
+def _meant(got: tuple[bytes, bytes] | None, method: bytes) -> Meant | None:
+    """The status, fields and body that a client reads, after all that must hold of what it reads."""
     if got is None:
         return None
     sent, body = got
@@ -265,7 +280,33 @@ def _meant(got: tuple[bytes, bytes] | None, method: bytes) -> tuple[int, bytes] 
     got_body = _body(judge)
     assert got_body == (b"" if method == b"HEAD" else body), sent
     assert judge.trailing_data[0] == b"", sent
-    return head.status_code, got_body
+    return head.status_code, list(head.headers), got_body
+
+
+def _read_by_h11(data: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
+    """Method, target and body of the requests that h11 reads, and whether it refused what follows them."""
+    found: list[tuple[bytes, bytes, bytes]] = []
+    judge = h11.Connection(h11.SERVER)
+    judge.receive_data(data)
+    try:
+        while isinstance(head := judge.next_event(), h11.Request):
+            body = b""
+            while isinstance(event := judge.next_event(), h11.Data):
+                body += event.data
+            if not isinstance(event, h11.EndOfMessage):
+                return found, False
+            found.append((head.method, head.target, body))
+            judge.send(h11.Response(status_code=200, headers=[(b"content-length", b"0")]))
+            judge.send(h11.EndOfMessage())
+            judge.start_next_cycle()
+    except (h11.RemoteProtocolError, h11.LocalProtocolError):  # Local: it will not go on behind a last request.
+        return found, True
+    return found, False
+
+
+def _path(target: bytes) -> bytes:
+    path = re.sub(rb"(?i)\Ahttps?://[^/?]*", b"", target)
+    return path if path[:1] in {b"/", b"*"} else b"/" + path
 
 
 def _body(judge: h11.Connection) -> bytes:
@@ -290,6 +331,7 @@ def _held(value: object) -> int:
 PROPERTIES: Sequence[Callable[[Random, Tally], None]] = (
     any_cut_of_requests_is_the_same_requests,
     a_request_that_is_taken_is_one_request_to_the_replica,
+    requests_are_those_that_another_parser_reads,
     a_reader_holds_no_more_than_its_bounds,
     an_answer_that_is_whole_is_one_answer_to_the_client,
 )
