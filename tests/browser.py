@@ -111,6 +111,10 @@ class Connection:
         """Send no more, and go on reading."""
         self._writer.write_eof()
 
+    def close(self) -> None:
+        """Go away in order."""
+        self._writer.close()
+
     def leave(self) -> None:
         """Go away as a killed program does."""
         transport = cast(asyncio.Transport, self._writer.transport)

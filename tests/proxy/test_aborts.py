@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from random import Random
+from types import CoroutineType
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,13 @@ from router.core.record import Phase
 from router.core.types import Outcome
 from router.proxy.server import ClientConnection
 from tests.browser import asked, chat, connected, post
-from tests.rig import routing, scripted, until
+from tests.rig import WITHIN, routing, scripted, until
 from tests.scripted import HOST, STREAM, Call, ScriptedReplica, chunks, closing, full, hang, sent, whole
 
 ABORT_WITHIN = 2.0
 """Seconds within which an engine must hear that nobody reads any more."""
+
+ONE_SECOND = 1.0
 
 SELDOM = {"interval": "60s"}
 
@@ -203,6 +208,54 @@ async def test_three_hundred_streams_cancelled_at_random_moments_leave_nothing_b
         assert {Phase.UPLOADING, Phase.WAITING, Phase.STREAMING} <= set(left)
         assert len(left) > 100  # Of the others nothing was seen, or nothing was left to cancel.
         assert (await asked(rig, chat())).status == 200
+
+
+def ours(before: set["asyncio.Task[Any]"]) -> list[str]:
+    """Tasks of the router's that were not there before."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks() - before]
+    return [
+        one.__qualname__
+        for one in coroutines
+        if isinstance(one, CoroutineType) and "/router/" in one.cr_code.co_filename
+    ]
+
+
+async def test_a_thousand_streams_cancelled_at_random_moments_leave_nothing_behind() -> None:
+    """All of them are open at once: some are still uploaded, some wait here, some at a replica, and some stream."""
+    rng, streams = Random(11), 1_000
+
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(rng.random() * 3)
+        await call.send(STREAM)
+        while True:
+            await call.send(b"9\r\ndata: x\n\n\r\n")
+            await asyncio.sleep(0.5)
+
+    limits = {"max_concurrency": 350, "queue": {"max_requests": streams}}
+    async with scripted(slow, slow, routing=limits, health=SELDOM) as (rig, replicas):
+        before, all_open = asyncio.all_tasks(), asyncio.Event()
+
+        async def cancelled(number: int) -> None:
+            request = chat(f"{number % 7} " * 500, stream=True)
+            async with connected(rig) as client:
+                await client.send(request[: rng.choice([len(request)] * 9 + [rng.randrange(len(request))])])
+                await all_open.wait()
+                await asyncio.sleep(rng.random() * 3)
+                if rng.random() < 0.5:
+                    client.close()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(streams):
+                group.create_task(cancelled(number))
+            await until(lambda: len(rig.worker.clients) == streams, 4 * WITHIN)
+            all_open.set()
+        await rig.quiet(ONE_SECOND)
+        await until(lambda: not ours(before), ONE_SECOND)
+        assert all(pool.open == 0 for pool in rig.worker.pools.values())
+        await until(lambda: all(call.gone.is_set() for replica in replicas for call in replica.calls), ONE_SECOND)
+        left = Counter(record.left for record in rig.records)
+        assert min(left[phase] for phase in Phase) > 50, left
+        assert len(rig.records) > 900  # Of the others no byte had been sent.
 
 
 async def test_every_way_out_settles_its_lease() -> None:
