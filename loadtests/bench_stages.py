@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import router.core.fleet
-from loadtests.bench_cells import KIB, MODEL, body
+from loadtests.bench_cells import BIG, KIB, MODEL, body
 from loadtests.processes import HOST
 from router.app import Worker
 from router.core.record import Record
@@ -35,7 +35,9 @@ from router.gossip.channel import Channel
 from router.gossip.messages import Codec
 from router.loading import load
 from router.proxy import openai
+from router.proxy.condense import Condenser
 from router.proxy.heads import peer, request_head
+from router.proxy.openai import Asker
 from router.proxy.relay import Relay
 from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
@@ -76,12 +78,14 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Stages by size; microseconds of CPU for a streamed chunk; milliseconds for the long prompt."""
+    """Stages by size; microseconds of CPU for a streamed chunk; milliseconds for the long prompt, and of the longest
+    slice in which a body of 16 MiB is read."""
 
     compiled: bool
     sizes: list[Stages]
     chunk: float
     long_prompt_ms: float
+    slice_ms: float
 
 
 class _Socket:
@@ -267,9 +271,9 @@ def profile(passes: int = PASSES) -> Profile:
 async def _profile(passes: int) -> Profile:
     bed = Bed(_worker())
     try:
-        return Profile(
-            is_compiled(), _stages(bed, passes), _chunk_us(bed, passes), _long_prompt_us(bed, passes // 10) / 1000
-        )
+        asker = bed.worker.proxy.asker
+        long_ms, slice_ms = _long_prompt_us(asker, passes // 10) / 1000, _slice_us(asker, passes // 100 + 1) / 1000
+        return Profile(is_compiled(), _stages(bed, passes), _chunk_us(bed, passes), long_ms, slice_ms)
     finally:
         for pool in bed.worker.pools.values():
             pool.close()
@@ -346,9 +350,9 @@ def _chunk_us(bed: Bed, passes: int) -> float:
     return spent
 
 
-def _long_prompt_us(bed: Bed, calls: int) -> float:
+def _long_prompt_us(asker: Asker, calls: int) -> float:
     """Framing, JSON, prompt and chain of a prompt of LONG_PROMPT bytes."""
-    raw, reader, asker = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY), bed.worker.proxy.asker
+    raw, reader = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY)
     endpoint = openai.endpoint(_PATH)
 
     def read() -> None:
@@ -356,6 +360,18 @@ def _long_prompt_us(bed: Bed, calls: int) -> float:
         asker.read(endpoint, request.body)
 
     return typical_us(read, calls)
+
+
+def _slice_us(asker: Asker, calls: int) -> float:
+    """The longest stretch in which reading a big body lets nobody else in, as the median of so many bodies."""
+    content, endpoint, clock = body(BIG, 0), openai.endpoint(_PATH), time.thread_time_ns
+    longest = []
+    for _ in range(calls):
+        condenser, at = Condenser(content), [clock()]
+        at += [clock() for _ in condenser.slices()]
+        asker.read_condensed(endpoint, content, condenser)
+        longest.append(max(after - before for before, after in pairwise([*at, clock()])))
+    return median(longest) / 1000
 
 
 def table(of: Profile) -> Table:
@@ -384,3 +400,4 @@ def show(console: Console, out: Path | None) -> None:
         f"Parse and hash of a prompt of {LONG_PROMPT // 1000} KB: {measured.long_prompt_ms:.2f} ms "
         f"(goal: under {LONG_PROMPT_GOAL_MS:g} ms, {verdict}).", highlight=False,
     )  # fmt: skip
+    console.print(f"The longest slice in which a body of 16 MiB is read: {measured.slice_ms:.1f} ms.", highlight=False)

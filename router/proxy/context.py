@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
-from itertools import count
 from random import Random
 from typing import Any, Protocol
 from uuid import uuid4
@@ -105,7 +104,7 @@ class Proxy:
         self.tasks: set[asyncio.Task[None]] = set()
         self.reading = asyncio.Lock()  # Held while a big body is read.
         self._prefix = uuid4().hex[:16]
-        self._count = count(1)
+        self._serial = 0
         self._dated = 0
         self._date = b""
 
@@ -146,4 +145,5 @@ class Proxy:
 
     def request_id(self) -> str:
         """A new id: random for this process, counted within it."""
-        return f"{self._prefix}-{next(self._count):x}"
+        self._serial += 1
+        return f"{self._prefix}-{self._serial}"

@@ -587,6 +587,7 @@ def test_the_profile_tells_every_stage_and_fits_the_router() -> None:
         assert size.whole == pytest.approx(sum(size.stages.values()) + size.rest)
     assert of.chunk > 0
     assert of.long_prompt_ms > 0
+    assert of.slice_ms > 0
     assert "the exchange between" in printed(bench_stages.table(of))
 
 
