@@ -75,6 +75,10 @@ class RouterPlan:
     shares: tuple[float, ...] = (1.0,)
     gossip: GossipPlan = field(default_factory=GossipPlan)
 
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) < 0 or not sum(self.shares):
+            raise ValueError("routers take at least one share of the traffic, and none below 0")
+
 
 @dataclass(frozen=True, slots=True)
 class Join:
