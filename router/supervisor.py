@@ -142,7 +142,7 @@ class Supervisor:
         except OSError as error:
             log.error("no new process can be started (%s); this one goes on", error)  # noqa: TRY400  No bug of ours.
         finally:
-            self._replacing = self._control.handing_over = False
+            self._replacing, self._control.handing_over = False, self._replaced
         if self._replaced:
             self._stop.set()
 

@@ -356,6 +356,13 @@ async def test_the_stand_in_looks_like_an_engine(tools: Tools) -> None:
     assert unknown.startswith(b"HTTP/1.1 404 ")
 
 
+async def test_the_stand_in_serves_the_model_that_it_is_told_to(tools: Tools) -> None:
+    replica = tools.replica("named", INTERVAL_MS, "org/model-1")
+    async with running([replica], 2.0):
+        [models] = await told(await listening_port(replica), get("/v1/models"))
+    assert [card["id"] for card in json.loads(content_of(models))["data"]] == ["org/model-1"]
+
+
 @pytest.mark.parametrize("size", [512, 32 * 1024, 300_000])
 async def test_the_stand_in_answers_a_chat_with_usage(tools: Tools, size: int) -> None:
     async with standin(tools) as (port, _):
