@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtests import bench_arms, bench_proxy, bench_report, bench_stages, meter
+from loadtests import bench_arms, bench_profile, bench_proxy, bench_report, bench_stages, meter
 from loadtests.bench_arms import Arm, ArmError, Site
 from loadtests.bench_cells import ADDED, BESIDE, CHUNK, Bench, Bodies, Plan, Sample, Subject, body, per, write_bodies
 from loadtests.bench_report import Goal, Verdict
@@ -595,7 +595,7 @@ def test_the_profile_tells_every_stage_and_fits_the_router() -> None:
     assert of.chunk > 0
     assert of.long_prompt_ms > 0
     assert of.slice_ms > 0
-    assert "the exchange between" in printed(bench_stages.table(of))
+    assert "the exchange between" in printed(bench_profile.table(of))
 
 
 def test_the_profile_goes_the_whole_way_of_each_request() -> None:
