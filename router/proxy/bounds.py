@@ -16,8 +16,8 @@ SWEEPS = 4
 
 LONGEST_INTERVAL = 0.5
 SHORTEST_INTERVAL = 0.01
-"""Seconds between sweeps. A sweep costs 0.2 us for each open connection, compiled, and 1 us as it stands: with 1,000
-connections that is 0.2 % of a processor at two sweeps a second."""
+"""Seconds between sweeps. A look at a connection costs 0.07 us, compiled, and 0.5 us as it stands: with 1,000 open ones
+two sweeps a second take 0.01 % and 0.1 % of a processor."""
 
 
 class Bounds(NamedTuple):
