@@ -44,8 +44,9 @@ class LimitsConfig(Model):
         Size,
         Field(ge=1 << 20, le=1 << 40),
         About(
-            "Bytes of all request bodies that are held at a time: each is, until its answer begins. One more is "
-            "answered 503 with Retry-After, which clients send again by themselves. 512MiB: 16 of the largest."
+            "Bytes of all request bodies that are held at a time: large ones until their answer begins, those under "
+            "64KiB until it ends. One more is answered 503 with Retry-After, and clients send it again by themselves. "
+            "512MiB: 16 of the largest."
         ),
     ] = 512 << 20
     connections: Annotated[
