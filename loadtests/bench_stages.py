@@ -40,6 +40,7 @@ from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
 from router.proxy.upstream import Connection, Loss, Pool
 from router.proxy.wire import Request, RequestReader
+from router.tls import Pems
 
 SIZES_KIB = (0.5, 8.0, 32.0)
 LONG_PROMPT = 400_000
@@ -289,7 +290,7 @@ def _worker() -> Worker:
         path = Path(name) / "router.yaml"
         path.write_text(yaml.safe_dump({"replicas": replicas}), encoding="utf-8")
         nobody = Channel(Codec(), lambda *_: None, lambda: None)
-        return Worker(asyncio.get_running_loop(), load(path).config, None, (), "profiled", nobody)
+        return Worker(asyncio.get_running_loop(), load(path).config, None, Pems(), (), "profiled", nobody)
 
 
 class _Way:

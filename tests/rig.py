@@ -7,6 +7,7 @@ idle, nobody waits, the probes still run, and no callback or task has raised.
 import asyncio
 import gc
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,12 +47,14 @@ async def until(condition: Callable[[], object], within: float = WITHIN) -> None
 
 
 class Rig:
-    """A worker that serves, and what it told of each request. `control` is its supervisor's part, in this loop too."""
+    """A worker that serves, and what it told of each request. `control` is its supervisor's part, in this loop too;
+    `tls` is how clients speak to it, if by TLS."""
 
     def __init__(self, worker: Worker, control: Control, port: int, admin_port: int) -> None:
         self.worker, self.control = worker, control
         self.port, self.admin_port = port, admin_port
         self.url, self.admin_url = f"http://{HOST}:{port}", f"http://{HOST}:{admin_port}"
+        self.tls: ssl.SSLContext | None = None
         self.records: list[Record] = []
         self._stopping: asyncio.Task[None] | None = None
 
@@ -59,6 +62,13 @@ class Rig:
     def record(self) -> Record:
         """What was told of the last request."""
         return self.records[-1]
+
+    @property
+    def client(self) -> ClientConnection:
+        """The only one."""
+        [connection] = self.worker.clients._open
+        assert isinstance(connection, ClientConnection)
+        return connection
 
     def state(self, replica: str) -> State:
         return self.worker.fleet.replica(replica).state

@@ -7,6 +7,7 @@ Probes (/health, /v1/models, /metrics) are answered by themselves unless it is `
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Self, cast
@@ -123,10 +124,13 @@ class ScriptedReplica:
     connections). `stalled` is a stopped process: nothing is answered until it goes on. `on_probe` hears of each path.
     """
 
-    def __init__(self, script: Script, models: Sequence[str] | None = ("sim",)) -> None:
+    def __init__(
+        self, script: Script, models: Sequence[str] | None = ("sim",), tls: ssl.SSLContext | None = None
+    ) -> None:
         self.script = script
         self.health: Iterator[int] = repeat(200)
         self.models = models
+        self.tls = tls
         self.metrics: str | None = None
         self.lies: dict[str, bytes] = {}
         self.on_probe: Callable[[str], None] = lambda _: None
@@ -156,7 +160,7 @@ class ScriptedReplica:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -173,7 +177,7 @@ class ScriptedReplica:
         listening = socket.create_server((host, self.port))
         self.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), sock=listening)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listening, ssl=self.tls)
 
     def die(self) -> None:
         """As a process that is killed: every connection is reset and new ones are refused."""

@@ -137,6 +137,9 @@ CATALOGUE: Mapping[str, Family] = {
     ),
     "homing_rejected": Family(COUNTER, "Requests that the router itself refused.", ("reason",)),
     "homing_client_disconnects": Family(COUNTER, "Clients that left before their answer was whole.", ("phase",)),
+    "homing_tls_handshake_failures": Family(
+        COUNTER, "TLS handshakes of clients that failed; none of them is a request.", ("reason",)
+    ),
     "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
     "homing_index_bytes": Family(GAUGE, f"Memory of these, in all workers, at {INDEX_BLOCK_BYTES} bytes each."),
     "homing_index_evictions": Family(
