@@ -18,7 +18,7 @@ _SEQUENCE, _UTC_TIME, _VERSION = 0x30, 0x17, 0xA0
 _PAIRS = (("certificate", "key", ("tls",)), ("replicas_certificate", "replicas_key", ("tls", "replicas")))
 _CAS = (("client_ca", ("tls", "client_ca_file")), ("replicas_ca", ("tls", "replicas", "ca_file")))
 
-_CONVERT = "openssl x509 -inform der -in FILE -out FILE.pem makes PEM of DER"
+_CONVERT = "openssl {} -inform der -in FILE -out FILE.pem makes PEM of DER"
 
 
 class Finding(NamedTuple):
@@ -72,11 +72,13 @@ def _trusted(pem: bytes, path: Path, now: datetime) -> Iterator[Finding]:
 def _no_certificate(pem: bytes, path: Path) -> Finding:
     remedy = "are certificate and key swapped?" if b"PRIVATE KEY-----" in pem else None
     if pem[:1] == bytes((_SEQUENCE,)):
-        remedy = _CONVERT
+        remedy = _CONVERT.format("x509")
     return Finding("H141", path, "holds no certificate in PEM form", remedy)
 
 
 def _swapped(key: bytes) -> str | None:
+    if key[:1] == bytes((_SEQUENCE,)):
+        return _CONVERT.format("pkey")
     return "are certificate and key swapped?" if tls.certificates(key) else None
 
 
@@ -88,10 +90,10 @@ def _unfit(use: Callable[[], None], path: Path) -> Finding | None:
         remedy = "write one without: openssl pkey -in FILE -out NEW, and let nobody else read it"
         return Finding("H143", path, "is protected by a password", remedy)
     except ssl.SSLError as error:
-        reason = error.reason or "no reason is given"
-        if reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"}:
+        if error.reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"}:
             return Finding("H142", path, "does not hold the key of the certificate", "both come from one request")
-        return Finding("H141", path, f"cannot be used: OpenSSL says {reason.lower().replace('_', ' ')}")
+        why = f" says {error.reason.lower().replace('_', ' ')}" if error.reason else " cannot read it"
+        return Finding("H141", path, f"cannot be used: OpenSSL{why}")
     return None
 
 

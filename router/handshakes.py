@@ -57,7 +57,7 @@ def in_words(error: ssl.SSLError) -> str:
         return f"its certificate: {error.verify_message.rstrip('.')}" + (f" ({remedy})" if remedy else "")
     reason = error.reason or str(error)
     words = reason.lower().replace("_", " ")
-    if "CERTIFICATE" in reason and "ALERT" in reason:
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "HANDSHAKE_FAILURE" in reason):
         return f"{words} (is tls.replicas.certificate_file one that it accepts?)"
     if reason in {"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}:
         return f"{words} (does it speak TLS there, or should its url begin with http://?)"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.certificates import examine
 from router.config import Config, tree, validate
 from router.diagnose import LEAST, Doctor
-from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, mask, nearest
+from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, nearest
 from router.document import Document, parse
 from router.settings import ITEM, Section, Setting, find, walk
 from router.tls import PEM_SETTINGS, Pems
@@ -93,24 +93,32 @@ class Loaded:
             replica.id: self._secret(("replicas", i, "api_key_file"), replica.api_key_file, problems)
             for i, replica in enumerate(self.config.replicas)
         }
-        pems = self._pems(problems)
-        for code, path, message, remedy in examine(pems, now):
-            problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
-        return Secrets(token, {replica: key for replica, key in keys.items() if key is not None}, pems), problems
+        pems, found = self.pems(now)
+        return Secrets(
+            token, {replica: key for replica, key in keys.items() if key is not None}, pems
+        ), problems + found
 
-    def _pems(self, problems: list[Problem]) -> Pems:
+    def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
+        """What the files of the section `tls` hold, and everything that is wrong with it, warnings included."""
+        problems: list[Problem] = []
         texts: list[bytes | None] = []
         for setting in PEM_SETTINGS:
-            path = tuple(setting.split("."))
+            path: Path = tuple(setting.split("."))
             name, text = self._named(path), None
-            if name is not None:
+            if name is not None and "-----BEGIN" in name:
+                why = f"`{path[-1]}` is the name of a file, and not what it holds"
+                problems.append(self.problem("H140", path, why))
+            elif name is not None:
                 try:
                     text = _read(self._beside(name))
                 except (OSError, ValueError) as error:  # ValueError: a name that no file can have.
-                    why = mask(f"the file {name} cannot be read: {getattr(error, 'strerror', None) or error}")
+                    why = f"the file {name} cannot be read: {getattr(error, 'strerror', None) or error}"
                     problems.append(self.problem("H140", path, why, "is it there, and may this user read it?"))
             texts.append(text)
-        return Pems(*texts)
+        pems = Pems(*texts)
+        for code, path, message, remedy in examine(pems, now):
+            problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
+        return pems, problems
 
     def _named(self, path: Path) -> str | None:
         """The name of a file that a plain section of settings has."""

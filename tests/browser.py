@@ -124,8 +124,8 @@ class Connection:
 
 @asynccontextmanager
 async def connected(rig: Rig, buffer: int | None = None) -> AsyncIterator[Connection]:
-    """A connection to the router, by TLS where `rig.tls` is set, cut in the end. `buffer` is what the kernel takes for a
-    client that does not read."""
+    """A connection to the router, by TLS if `rig.tls` says how, cut in the end. `buffer` is what the kernel takes for
+    a client that does not read."""
     with socket.socket() as line:
         line.setblocking(False)
         if buffer is not None:

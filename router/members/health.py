@@ -43,6 +43,9 @@ DRAINED = "drained by an operator"
 MAX_ANSWER = 4 << 20
 """Bytes of an engine's answer that are read: vLLM's metrics are some 100 KB, a card of a model is half of one."""
 
+UNSAID = " (over TLS: does it want a certificate, tls.replicas.certificate_file?)"
+"""What may be behind a connection that just ends: uvloop's and asyncio's servers do not say why they refuse."""
+
 JITTER = 0.1
 """Share of an interval by which each wait differs."""
 
@@ -221,7 +224,9 @@ class Health:
                 cause = Cause.ANSWERS if response.status == 200 else Cause.STATUS
                 return cause, f"/health answers {response.status}"
         except aiohttp.ClientError as error:
-            return _unwell(error)
+            cause, problem = _unwell(error)
+            silent = cause in {Cause.UNREACHABLE, Cause.BROKEN} and self._urls[replica].startswith("https:")
+            return cause, problem + (UNSAID if silent else "")
         except TimeoutError:
             return Cause.TIMEOUT, "/health: no answer in time"
 

@@ -132,7 +132,7 @@ def test_urls_are_read_without_a_trailing_slash(text: str, read: str) -> None:
         ("engine", "H112", "http://engine"),
         ("//engine:80", "H112", "http://engine:80"),
         ("http:engine:80", "H112", "http://engine:80"),
-        ("https://engine:80", "H112", "http://engine:80"),
+        ("https:engine:80", "H112", "https://engine:80"),
         ("grpc://engine:80", "H112", "http://engine:80"),
         ("http://engine:80/v1", "H113", "http://engine:80"),
         ("http://engine:80/base/v1/", "H113", "http://engine:80/base"),
