@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -30,7 +29,7 @@ from router.config import Config
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
 from router.crew import Crew
-from router.diagnostics import Problem, Severity
+from router.diagnostics import ConfigError, Problem
 from router.handshakes import Trust
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
@@ -263,9 +262,10 @@ def _read(file: Path) -> tuple[Loaded | None, Secrets | None, list[Problem]]:
     loaded, problems = inspect(file)
     if loaded is None:
         return None, None, problems
-    secrets, found = loaded.examined(datetime.now(UTC))
-    errors = [problem for problem in found if problem.severity is Severity.ERROR]
-    return (loaded, None, errors) if errors else (loaded, secrets, found)
+    try:
+        return loaded, *loaded.examined()
+    except ConfigError as error:
+        return loaded, None, error.problems
 
 
 def _trust(running: Running) -> Trust:

@@ -79,24 +79,21 @@ class Loaded:
 
     def secrets(self) -> Secrets:
         """Read the files that hold secrets. Raises ConfigError with all that cannot be used."""
-        secrets, problems = self.examined(datetime.now(UTC))
-        errors = [problem for problem in problems if problem.severity is Severity.ERROR]
-        if errors:
-            raise ConfigError(errors)
-        return secrets
+        return self.examined()[0]
 
-    def examined(self, now: datetime) -> tuple[Secrets, list[Problem]]:
-        """What the files that hold secrets hold, and everything that is wrong with it, warnings included."""
+    def examined(self) -> tuple[Secrets, list[Problem]]:
+        """The same, and warnings of what can be used all the same."""
         problems: list[Problem] = []
         token = self._secret(("admin", "token_file"), self.config.admin.token_file, problems)
         keys = {
             replica.id: self._secret(("replicas", i, "api_key_file"), replica.api_key_file, problems)
             for i, replica in enumerate(self.config.replicas)
         }
-        pems, found = self.pems(now)
-        return Secrets(
-            token, {replica: key for replica, key in keys.items() if key is not None}, pems
-        ), problems + found
+        pems, found = self.pems(datetime.now(UTC))
+        errors = [*problems, *(problem for problem in found if problem.severity is Severity.ERROR)]
+        if errors:
+            raise ConfigError(errors)
+        return Secrets(token, {replica: key for replica, key in keys.items() if key is not None}, pems), found
 
     def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
         """What the files of the section `tls` hold, and everything that is wrong with it, warnings included."""

@@ -349,7 +349,9 @@ def serve(config: Annotated[File, typer.Option("--config", "-c", help="The YAML 
     try:
         loaded = load(config)
         logging.basicConfig(level=loaded.config.log.level.upper(), format=LOG_FORMAT)
-        secrets = loaded.secrets()
+        secrets, warnings = loaded.examined()
+        for problem in warnings:
+            log.warning("%s", problem_text(problem))
         well = uvloop.run(_serve(loaded, secrets, handover.inherited(os.environ)))
     except ConfigError as error:
         for problem in error.problems[:MAX_SHOWN]:

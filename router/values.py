@@ -6,7 +6,7 @@ Pure. A parser raises `Wrong`, whose text completes "`setting` ..." and whose su
 import json
 import re
 from enum import StrEnum
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import AddressValueError, IPv4Address, ip_address
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -142,6 +142,8 @@ def url(value: object) -> str:
     _check_scheme(text, parts)
     if not parts.hostname or re.search(r"\s", text) or port == 0:
         raise Wrong("H112", f"is {Kind.URL}, not {shown(value)}")
+    if parts.scheme == "https" and not _is_certified(parts.hostname):
+        raise Wrong("H112", f"has a host that no certificate can be for, {shown(parts.hostname)}")
     if parts.username is not None or parts.password is not None:
         text = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         raise Wrong("H112", "has a user or password in it", text, "an engine's key goes into `api_key_file`")
@@ -154,9 +156,10 @@ def url(value: object) -> str:
 
 def host(value: object) -> object:
     """A host's name or address, or null; what is no text is for others to complain of. Raises Wrong."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,252})", value) is None:
-        host = urlsplit(value).hostname if "://" in value else None
-        raise Wrong("H124", f"is a host's name, not {shown(value)}", host)
+    if isinstance(value, str) and not _is_certified(value):
+        found = re.search(r"://([A-Za-z0-9._-]+)", value)
+        suggestion = found[1] if found and _is_certified(found[1]) else None
+        raise Wrong("H124", f"is a host's name, not {shown(value)}", suggestion)
     return value
 
 
@@ -177,6 +180,16 @@ def _is_host(host: str) -> bool:
         IPv4Address(host)
     except AddressValueError:
         return False
+    return True
+
+
+def _is_certified(host: str) -> bool:
+    """Whether a certificate can be for this host: an address, or labels of at most 63 characters (RFC 1035)."""
+    try:
+        ip_address(host)
+    except ValueError:
+        label = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+        return len(host) <= 253 and re.fullmatch(rf"{label}(\.{label})*", host) is not None
     return True
 
 

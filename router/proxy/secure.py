@@ -24,6 +24,9 @@ RECORD = 16 * 1024
 """Bytes of a record at most (RFC 8446, section 5.1): OpenSSL hands out no more at a time."""
 
 
+Data = bytes | bytearray | memoryview
+
+
 class Secure(asyncio.Protocol):
     """One connection. `ready` is called once: when `above` has its connection, or with what the handshake failed of, an
     ssl.SSLError, or ConnectionResetError when the other side has left."""
@@ -40,7 +43,7 @@ class Secure(asyncio.Protocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_name is None, server_name)
         self._below: asyncio.Transport | None = None
-        self._backlog: deque[bytes | memoryview] = deque()
+        self._backlog: deque[Data] = deque()
         self._error: OSError | None = None
         self._shaken = self._full = False
         self._stops = self._closes = self._said = False
@@ -95,7 +98,7 @@ class Secure(asyncio.Protocol):
 
     # asyncio.Transport, to what is above.
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Data) -> None:
         if self._stops or self._aborted or not data:
             return
         if self._full or self._backlog:
@@ -103,7 +106,7 @@ class Secure(asyncio.Protocol):
         else:
             self._encrypt(data)
 
-    def writelines(self, pieces: Sequence[bytes]) -> None:
+    def writelines(self, pieces: Sequence[Data]) -> None:
         """What fits into one record goes as one."""
         if sum(map(len, pieces)) <= RECORD:
             self.write(b"".join(pieces))
@@ -211,7 +214,7 @@ class Secure(asyncio.Protocol):
             self._error = error
         return pieces, False
 
-    def _encrypt(self, data: bytes | memoryview) -> None:
+    def _encrypt(self, data: Data) -> None:
         """Send it, or as much as is wanted now."""
         rest = data if len(data) <= SLICE else memoryview(data)
         while rest:
