@@ -10,10 +10,11 @@ LOOPBACK = "DNS:localhost,IP:127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its key, as files."""
+    """A certificate and its key, as files, and its serial number as Python writes it."""
 
     certificate: Path
     key: Path
+    serial: str
 
 
 class Authority:
@@ -31,7 +32,7 @@ class Authority:
         """A new certificate for these names; with negative days it has expired."""
         self._count += 1
         stem = self._directory / f"{self._name}-{self._count}"
-        made = Pair(stem.with_suffix(".pem"), stem.with_suffix(".key"))
+        made = Pair(stem.with_suffix(".pem"), stem.with_suffix(".key"), f"{self._count:02X}")
         self._make_key(made.key)
         request = stem.with_suffix(".csr")
         openssl(
