@@ -56,7 +56,6 @@ from router.proxy.context import Proxy
 from router.proxy.entrance import Entrance
 from router.proxy.explaining import explain
 from router.proxy.openai import Asker
-from router.proxy.server import ClientConnection
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
 from router.tls import Pems, for_clients, for_replicas
@@ -116,7 +115,7 @@ class Worker:
             config.proxy.half_close,
         )
         self.clients = Clients(self.proxy)
-        self.entrance = Entrance(loop, self.clients, self._client, self._reporter.handshake)
+        self.entrance = Entrance(self.proxy, self.clients, self._reporter.handshake)
         self._secured: tuple[TlsConfig, Pems] | None = None
         self._secure(config.tls, pems)
         self._servers: list[asyncio.Server] = []
@@ -237,13 +236,9 @@ class Worker:
 
     # TLS.
 
-    def _client(self, scheme: str) -> ClientConnection:
-        return ClientConnection(self.proxy, self._config.limits.body, self.clients, scheme)
-
     def _secure(self, config: TlsConfig, pems: Pems) -> None:
         """Have new connections as settings and certificates say. Nothing happens to open ones, nor when all is as it
         was: a new context knows no sessions of the old one."""
-        self.entrance.timeout = config.handshake_timeout
         if (config, pems) == self._secured:
             return
         self._secured = (config, pems)
@@ -366,7 +361,7 @@ def _bounds(config: Config) -> Bounds:
 
 def _times(config: Config) -> Times:
     times = config.timeouts
-    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request)
+    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request, times.handshake)
 
 
 def configuration(settings: Settings) -> Config:

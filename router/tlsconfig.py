@@ -2,9 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from router.fields import Duration, MaybeHost, Model
+from router.fields import MaybeHost, Model
 from router.settings import About
 
 _RELATIVE = "A relative path begins in this file's directory."
@@ -56,9 +54,4 @@ class TlsConfig(Model):
         Literal["TLSv1.2", "TLSv1.3"],
         About("Least version for clients. 1.2, because older clients are many and it is sound; ciphers: OpenSSL's."),
     ] = "TLSv1.2"
-    handshake_timeout: Annotated[
-        Duration,
-        Field(gt=0, le=300),
-        About("For a client's handshake: three round trips. Who takes longer is cut off, and is no request yet."),
-    ] = 10.0
     replicas: ReplicaTlsConfig = ReplicaTlsConfig()

@@ -63,13 +63,6 @@ class Rig:
         """What was told of the last request."""
         return self.records[-1]
 
-    @property
-    def client(self) -> ClientConnection:
-        """The only one."""
-        [connection] = self.worker.clients._open
-        assert isinstance(connection, ClientConnection)
-        return connection
-
     def state(self, replica: str) -> State:
         return self.worker.fleet.replica(replica).state
 

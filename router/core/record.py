@@ -42,6 +42,7 @@ class HandshakeError(StrEnum):
     BAD_CERTIFICATE = "bad_certificate"
     VERSION = "version"
     CIPHER = "cipher"
+    CONNECTIONS_FULL = "connections_full"
     REFUSED = "refused"  # by the client, which does not trust our certificate
     OTHER = "other"
 

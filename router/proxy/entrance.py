@@ -1,17 +1,21 @@
 """Where clients come in: each new connection gets its protocol, with TLS below it while the router has a certificate.
 
-A handshake is no request and no client yet, but a connection that is open: it is counted among the clients', bounded in
-time, and ended with them. How handshakes fail is counted; none of it is logged, since anybody can cause it.
+A handshake is no request and no client yet, but a connection that is open: it is counted among the clients', ends when
+it takes too long, and with them. How handshakes fail is counted; none of it is logged, since anybody can cause it.
 """
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 
 from router.core.record import HandshakeError
 from router.handshakes import kind
+from router.proxy.bounds import over
+from router.proxy.clients import EXCESS, Clients
+from router.proxy.context import Proxy
 from router.proxy.secure import Secure
-from router.proxy.server import ClientConnection, Clients
+from router.proxy.server import ClientConnection
 
 PLAIN_HTTP = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 43\r\nconnection: close\r\n\r\n"
@@ -21,58 +25,60 @@ PLAIN_HTTP = (
 
 
 class Entrance:
-    """`make` makes a client's protocol, for the scheme http or https; `failed` is told of each handshake that fails.
-    `context` and `timeout` (seconds) are those of new connections; without a context there is no TLS."""
+    """`failed` is told of each handshake that fails. New connections are served with the `context`; None: no TLS."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clients: Clients,
-        make: Callable[[str], ClientConnection],
-        failed: Callable[[HandshakeError], None],
-    ) -> None:
-        self.loop, self.clients, self.failed = loop, clients, failed
-        self._make = make
+    def __init__(self, proxy: Proxy, clients: Clients, failed: Callable[[HandshakeError], None]) -> None:
+        self.proxy, self.clients, self.failed = proxy, clients, failed
         self.context: ssl.SSLContext | None = None
-        self.timeout = 10.0
 
     def admit(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        if self.context is None:
-            return self._make("http")
-        return Greeting(self, self.context, self._make("https")).secure
+        client = ClientConnection(self.proxy, self.clients)
+        return client if self.context is None else Greeting(self, self.context, client).secure
 
 
 class Greeting:
-    """A handshake: a client's connection until there is a client."""
+    """A handshake: a client's connection until there is a client (clients.OpenConnection)."""
 
     def __init__(self, entrance: Entrance, context: ssl.SSLContext, client: ClientConnection) -> None:
         self._entrance = entrance
+        self._since = time.monotonic()
+        self._ended: HandshakeError | None = None
+        self._cut = False
         self.secure = Secure(context, client, self._over)
-        self._timer = entrance.loop.call_later(entrance.timeout, self._late)
-        self._late_by_us = self._cut_by_us = False
         entrance.clients.add(self)
+        if entrance.clients.excess > EXCESS:
+            self._end(HandshakeError.CONNECTIONS_FULL)
+
+    def adjust(self) -> None:
+        """It reads no requests."""
+
+    def sweep(self, now: float) -> None:
+        if over(self._entrance.proxy.times.handshake, now - self._since):
+            self._end(HandshakeError.TIMEOUT)
 
     def close_when_idle(self) -> None:
-        """server.Guest: nothing was asked yet."""
+        """Nothing was asked yet."""
         self.cut()
 
     def cut(self) -> None:
-        """server.Guest: end at once."""
-        self._cut_by_us = True
+        self._cut = True
         self.secure.abort()
 
-    def _late(self) -> None:
-        self._late_by_us = True
+    def _end(self, why: HandshakeError) -> None:
+        self._ended = why
         self.secure.abort()
 
     def _over(self, error: OSError | None) -> None:
-        """It has succeeded, and the client is there, or failed."""
-        self._timer.cancel()
-        self._entrance.clients.remove(self)
-        if error is None or self._cut_by_us:
+        """It has succeeded, and the client comes now, or failed."""
+        clients = self._entrance.clients
+        if error is None:
+            clients.give_way(self)
             return
-        failure = HandshakeError.TIMEOUT if self._late_by_us else kind(error)
+        clients.remove(self)
+        if self._cut:
+            return
+        failure = self._ended or kind(error)
         if failure is HandshakeError.PLAIN_HTTP:
             self.secure.say(PLAIN_HTTP)
         self._entrance.failed(failure)

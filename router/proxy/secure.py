@@ -28,8 +28,8 @@ Data = bytes | bytearray | memoryview
 
 
 class Secure(asyncio.Protocol):
-    """One connection. `ready` is called once: when `above` has its connection, or with what the handshake failed of, an
-    ssl.SSLError, or ConnectionResetError when the other side has left."""
+    """One connection. `ready` is called once: just before `above` has its connection, or with what the handshake failed
+    of, an ssl.SSLError, or ConnectionResetError when the other side has left."""
 
     def __init__(
         self,
@@ -153,7 +153,9 @@ class Secure(asyncio.Protocol):
         return self._transport.get_write_buffer_size() + sum(map(len, self._backlog))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._tls if name == "ssl_object" else self._transport.get_extra_info(name, default)
+        if name == "ssl_object":
+            return self._tls
+        return self._tls.context if name == "sslcontext" else self._transport.get_extra_info(name, default)
 
     def say(self, data: bytes) -> None:
         """Send bytes as they are, to one who speaks no TLS."""
@@ -180,10 +182,10 @@ class Secure(asyncio.Protocol):
             return
         self._flush()
         self._shaken = True
+        self._ready(None)
         self._above.connection_made(cast(asyncio.Transport, self))
         if self._full:
             self._above.pause_writing()
-        self._ready(None)
         self._read()
 
     def _read(self) -> None:

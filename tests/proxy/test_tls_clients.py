@@ -78,7 +78,7 @@ async def test_a_client_is_answered_and_its_connection_knows_its_scheme(authorit
             for _ in range(3):
                 answer = await client.asks(chat())
                 assert (answer.status, answer.body, answer.whole) == (200, b"ok", True)
-            assert rig.client.scheme == "https"
+        assert replica.calls[0].field("x-forwarded-proto") == "https"
         assert (len(replica.calls), failed(rig)) == (3, {})
 
 
@@ -173,7 +173,7 @@ async def test_noise_is_cut_off(authority: Authority) -> None:
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "slow"])
 async def test_a_handshake_that_hangs_is_cut_off_in_time(authority: Authority, begun: bytes) -> None:
     async with (
-        secured(authority, whole(), tls={"handshake_timeout": "100ms"}) as (rig, _),
+        secured(authority, whole(), timeouts={"handshake": "100ms"}) as (rig, _),
         raw(rig) as (reader, writer),
     ):
         writer.write(begun)
