@@ -18,6 +18,9 @@ _SEQUENCE, _UTC_TIME, _VERSION = 0x30, 0x17, 0xA0
 _PAIRS = (("certificate", "key", ("tls",)), ("replicas_certificate", "replicas_key", ("tls", "replicas")))
 _CAS = (("client_ca", ("tls", "client_ca_file")), ("replicas_ca", ("tls", "replicas", "ca_file")))
 
+_NOT_ITS_KEY = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
+"""OpenSSL's reasons for a key of another certificate; the last one is for a key of another kind, RSA and EC."""
+
 _CONVERT = "openssl {} -inform der -in FILE -out FILE.pem makes PEM of DER"
 
 
@@ -90,7 +93,7 @@ def _unfit(use: Callable[[], None], path: Path) -> Finding | None:
         remedy = "write one without: openssl pkey -in FILE -out NEW, and let nobody else read it"
         return Finding("H143", path, "is protected by a password", remedy)
     except ssl.SSLError as error:
-        if error.reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"}:
+        if error.reason in _NOT_ITS_KEY:
             return Finding("H142", path, "does not hold the key of the certificate", "both come from one request")
         why = f" says {error.reason.lower().replace('_', ' ')}" if error.reason else " cannot read it"
         return Finding("H141", path, f"cannot be used: OpenSSL{why}")
@@ -111,6 +114,13 @@ def _dated(texts: list[str], path: Path, now: datetime) -> Iterator[Finding]:
 
 
 # Dates.
+
+
+def expiries(pems: Pems) -> dict[str, float]:
+    """Until when, in Unix seconds, the certificates are valid that clients and replicas are shown; of files that
+    `examine` finds nothing wrong with."""
+    pairs = (("clients", pems.certificate), ("replicas", pems.replicas_certificate))
+    return {to: validity(tls.certificates(pem)[0])[1].timestamp() for to, pem in pairs if pem is not None}
 
 
 def validity(pem: str) -> tuple[datetime, datetime]:

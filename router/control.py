@@ -25,6 +25,7 @@ from router.admin.build import build
 from router.admin.checks import Check
 from router.admin.metrics import Metrics, Setup, Sources
 from router.admin.tally import Tally
+from router.certificates import expiries
 from router.config import Config
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
@@ -81,7 +82,7 @@ class Control:
             secrets.api_keys,
             _trust(self._running),
         )
-        self._setup = Setup(config.routing.policy, _hash(config), True, time.time())
+        self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
         sources = Sources(
             self._setup,
             self._health.missing,
@@ -197,6 +198,7 @@ class Control:
         setup = self._setup
         setup.policy, setup.config_hash, setup.reloaded = config.routing.policy, _hash(config), True
         setup.reloaded_at = time.time()
+        setup.certificates = expiries(found.running.secrets.pems)
         log.info("reloaded: %s", "; ".join(found.changed) or "nothing has changed")
         if found.needs_restart:
             log.warning("needs a restart (or SIGUSR2): %s", "; ".join(found.needs_restart))

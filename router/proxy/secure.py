@@ -1,7 +1,7 @@
 """TLS over one connection: a protocol to the transport below, a transport to the protocol above.
 
-OpenSSL does the cryptography, over buffers in memory; here are only order and flow. uvloop and asyncio bring such a
-layer, too, which does not do for a proxy (D18). What is above sees what it would see without TLS:
+OpenSSL does the cryptography, over buffers in memory; here are only order and flow. uvloop brings such a layer, too,
+which does not do for a proxy (D21). What is above sees what it would see without TLS:
 
 - Writing pauses and resumes with the transport below: a text is encrypted when that wants more, and not before.
 - `pause_reading` stops reading from the socket, so that back-pressure and a look at TCP_INFO stay what they are.

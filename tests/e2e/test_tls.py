@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.e2e.supervised import (
 from tests.rig import until
 from tests.scripted import ScriptedReplica
 
+DAY = 86_400.0
 SECTION = {"certificate_file": "tls.crt", "key_file": "tls.key"}
 CHANGED = [f"tls.{name} (its content) *** -> ***" for name in SECTION]
 
@@ -81,10 +83,13 @@ async def test_a_reload_replaces_the_certificate_and_touches_no_stream(
     async with secured(tmp_path, authority, engine) as (router, _):
         [first] = await all_shown(router)
         streams = await streaming(router, 50)
-        second = put(authority.pair(), tmp_path)
+        second = put(authority.pair(days=60), tmp_path)
         assert await all_shown(router) == {first}
         assert await router.post("/reload") == (200, {"changed": CHANGED, "needs_restart": []})
         assert await all_shown(router) == {second}
+        assert await router.metric("homing_tls_certificate_expiry_timestamp_seconds") == pytest.approx(
+            time.time() + 60 * DAY, abs=DAY
+        )
         assert not any(stream.task.done() for stream in streams)
         assert sum((await router.requests()).values()) == 50
         engine.end()
