@@ -54,8 +54,9 @@ class Call:
         self._line.transport.close()
 
     def reset(self) -> None:
-        """Cut the connection as the kernel of a dead process does."""
-        reset(self._line.transport)
+        """Cut the connection as the kernel of a dead process does, if it is still there."""
+        if self._line.transport.get_extra_info("socket") is not None:
+            reset(self._line.transport)
 
 
 Script = Callable[[Call], Awaitable[None]]

@@ -125,7 +125,7 @@ class Secure(asyncio.Protocol):
 
     def close(self) -> None:
         self._stops = self._closes = True
-        if not self._backlog:
+        if not (self._backlog or self._aborted):
             self._finish()
 
     def abort(self) -> None:

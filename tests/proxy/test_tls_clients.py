@@ -196,6 +196,30 @@ async def test_a_client_that_does_not_trust_the_certificate_is_counted(authority
         await counted(rig, HandshakeError.REFUSED)
 
 
+async def test_handshakes_count_among_the_connections_and_one_too_many_is_told_so(authority: Authority) -> None:
+    async with (
+        secured(authority, whole(), limits={"connections": 2}) as (rig, _),
+        raw(rig),
+        connected(rig) as served,
+    ):
+        assert (await served.asks(chat())).status == 200
+        async with connected(rig) as one_too_many:
+            assert (await one_too_many.asks(chat())).status == 503
+        assert (await served.asks(chat())).status == 200
+
+
+async def test_and_far_too_many_are_closed_before_any_cryptography(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.proxy.entrance.EXCESS", 0)
+    async with secured(authority, whole(), limits={"connections": 1}) as (rig, _), connected(rig) as served:
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await asked(rig, chat())
+        await until(lambda: failed(rig))
+        assert failed(rig) == {HandshakeError.CONNECTIONS_FULL: 1}
+        assert (await served.asks(chat())).status == 200
+
+
 async def test_a_router_that_stops_does_not_wait_for_handshakes(authority: Authority) -> None:
     async with secured(authority, whole()) as (rig, _), raw(rig) as (reader, _), connected(rig) as idle:
         assert (await idle.asks(chat())).status == 200
