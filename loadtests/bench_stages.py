@@ -34,7 +34,6 @@ from router.loading import load
 from router.proxy import openai
 from router.proxy.condense import Condenser
 from router.proxy.heads import peer, request_head
-from router.proxy.openai import Asker
 from router.proxy.relay import Relay
 from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
@@ -348,7 +347,7 @@ def _chunk_us(bed: Bed, passes: int) -> float:
     return spent
 
 
-def _long_prompt_us(asker: Asker, calls: int) -> float:
+def _long_prompt_us(asker: openai.Asker, calls: int) -> float:
     """Framing, JSON, prompt and chain of a prompt of LONG_PROMPT bytes."""
     raw, reader = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY)
     endpoint = openai.endpoint(_PATH)
@@ -360,7 +359,7 @@ def _long_prompt_us(asker: Asker, calls: int) -> float:
     return typical_us(read, calls)
 
 
-def _slice_us(asker: Asker, calls: int) -> float:
+def _slice_us(asker: openai.Asker, calls: int) -> float:
     """The longest stretch in which reading a big body lets nobody else in, as the median of so many bodies."""
     content, endpoint, clock = body(BIG, 0), openai.endpoint(_PATH), time.thread_time_ns
     longest = []

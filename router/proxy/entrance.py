@@ -33,8 +33,9 @@ class Entrance:
 
     def admit(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        client = ClientConnection(self.proxy, self.clients)
-        return client if self.context is None else Greeting(self, self.context, client).secure
+        if self.context is None:
+            return ClientConnection(self.proxy, self.clients)
+        return Greeting(self, self.context, ClientConnection(self.proxy, self.clients, "https")).secure
 
 
 class Greeting:

@@ -47,7 +47,7 @@ class Secure(asyncio.Protocol):
         self._error: OSError | None = None
         self._shaken = self._full = False
         self._stops = self._closes = self._said = False
-        self._half_open = self._aborted = False
+        self._aborted = False
 
     # asyncio's callbacks, from below.
 
@@ -67,9 +67,8 @@ class Secure(asyncio.Protocol):
         else:
             self._shake()
 
-    def eof_received(self) -> bool:
-        """The transport below closes itself, unless what is above goes on writing after the other's close_notify."""
-        return self._half_open and not self._closes
+    def eof_received(self) -> None:
+        """The transport below closes itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._aborted = True
@@ -153,9 +152,7 @@ class Secure(asyncio.Protocol):
         return self._transport.get_write_buffer_size() + sum(map(len, self._backlog))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name == "ssl_object":
-            return self._tls
-        return self._tls.context if name == "sslcontext" else self._transport.get_extra_info(name, default)
+        return self._transport.get_extra_info(name, default)
 
     def say(self, data: bytes) -> None:
         """Send bytes as they are, to one who speaks no TLS."""
@@ -196,10 +193,9 @@ class Secure(asyncio.Protocol):
             self._above.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if self._error is not None:
             self.abort()
-        elif ended and not (self._half_open or self._closes or self._aborted):
-            self._half_open = bool(self._above.eof_received())
-            if not self._half_open:
-                self.close()
+        elif ended and not (self._closes or self._aborted):
+            self._above.eof_received()  # It cannot keep the connection: who closes in TLS reads no more.
+            self.close()
 
     def _decrypted(self) -> tuple[list[bytes], bool]:
         """The records that are whole, and whether the other side has said that no more will come."""

@@ -76,7 +76,6 @@ class Above(asyncio.Protocol):
         self.heard = b""
         self.told: list[str] = []
         self.lost: list[Exception | None] = []
-        self.keeps_open = False
         self.then: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,9 +85,8 @@ class Above(asyncio.Protocol):
         self.heard += data
         self.then()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> None:
         self.told.append("eof")
-        return self.keeps_open
 
     def pause_writing(self) -> None:
         self.told.append("pause")
@@ -216,19 +214,6 @@ def test_an_end_that_was_said_is_an_end_and_the_other_side_closes(line: Line) ->
     assert line.client.below.ended == "close"
 
 
-def test_who_keeps_open_after_the_others_end_may_go_on_writing(line: Line) -> None:
-    line.server.above.keeps_open = True
-    line.client.above.transport.write_eof()
-    line.once(line.client, line.server)
-    assert line.server.above.told == ["eof"]
-    tcp_end = line.server.secure.eof_received()  # It comes after.
-    assert (tcp_end, line.server.below.ended) == (True, "")
-    line.server.above.transport.write(b"still here")
-    line.server.above.transport.close()
-    assert line.server.below.ended == "close"
-    assert line.server.secure.eof_received() is False
-
-
 def test_after_write_eof_what_comes_is_taken_and_dropped(line: Line) -> None:
     """So that closing with something unread does not reset the connection and destroy the answer."""
     line.server.above.transport.write(b"no")
@@ -245,7 +230,7 @@ def test_a_connection_that_just_ends_is_lost_and_no_end(line: Line) -> None:
     """Somebody between may have cut it."""
     line.server.above.transport.write(b"half")
     line.carry()
-    assert not line.client.secure.eof_received()
+    line.client.secure.eof_received()
     line.client.secure.connection_lost(None)
     assert (line.client.above.heard, line.client.above.told, line.client.above.lost) == (b"half", [], [None])
 
@@ -292,7 +277,7 @@ def test_a_certificate_for_another_name_fails_the_handshake_on_both_ends(authori
 
 def test_an_end_during_the_handshake_is_told_once(authority: Authority) -> None:
     line = Line(authority)
-    assert not line.server.secure.eof_received()
+    line.server.secure.eof_received()
     line.server.secure.connection_lost(None)
     [error] = line.server.ready
     assert isinstance(error, ConnectionResetError)
