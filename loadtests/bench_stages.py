@@ -34,12 +34,12 @@ from router.loading import load
 from router.proxy import openai
 from router.proxy.condense import Condenser
 from router.proxy.heads import peer, request_head
-from router.proxy.openai import Asker
 from router.proxy.relay import Relay
 from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
 from router.proxy.upstream import Connection, Loss, Pool
 from router.proxy.wire import Request, RequestReader
+from router.tls import Pems
 
 SIZES_KIB = (0.5, 8.0, 32.0)
 LONG_PROMPT = 400_000
@@ -289,7 +289,7 @@ def _worker() -> Worker:
         path = Path(name) / "router.yaml"
         path.write_text(yaml.safe_dump({"replicas": replicas}), encoding="utf-8")
         nobody = Channel(Codec(), lambda *_: None, lambda: None)
-        return Worker(asyncio.get_running_loop(), load(path).config, None, (), "profiled", nobody)
+        return Worker(asyncio.get_running_loop(), load(path).config, None, Pems(), (), "profiled", nobody)
 
 
 class _Way:
@@ -347,7 +347,7 @@ def _chunk_us(bed: Bed, passes: int) -> float:
     return spent
 
 
-def _long_prompt_us(asker: Asker, calls: int) -> float:
+def _long_prompt_us(asker: openai.Asker, calls: int) -> float:
     """Framing, JSON, prompt and chain of a prompt of LONG_PROMPT bytes."""
     raw, reader = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY)
     endpoint = openai.endpoint(_PATH)
@@ -359,7 +359,7 @@ def _long_prompt_us(asker: Asker, calls: int) -> float:
     return typical_us(read, calls)
 
 
-def _slice_us(asker: Asker, calls: int) -> float:
+def _slice_us(asker: openai.Asker, calls: int) -> float:
     """The longest stretch in which reading a big body lets nobody else in, as the median of so many bodies."""
     content, endpoint, clock = body(BIG, 0), openai.endpoint(_PATH), time.thread_time_ns
     longest = []

@@ -188,8 +188,8 @@ class Crew:
 
     def _set(self, peer: PeerId, serial: int) -> None:
         """Tell a worker how it is set, and of all replicas."""
-        running = self._running
-        self.hub.send(peer, Settings(serial, peer, running.values, running.secrets.admin_token), must=True)
+        running, secrets = self._running, self._running.secrets
+        self.hub.send(peer, Settings(serial, peer, running.values, secrets.admin_token, secrets.pems), must=True)
         self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
 
     def _tell_changed(self) -> None:
@@ -214,6 +214,7 @@ class Crew:
                     self._tally.record(messages.record(row))
                 for lag in message.lags:
                     self._tally.lag.observe(lag)
+                self._tally.handshakes.update(message.handshakes)
             case Reported() | Explained() | Applied():
                 self._answer(peer, message)
             case Refused():

@@ -17,6 +17,16 @@ WILDCARDS = frozenset((values.EVERYWHERE, "::"))
 
 LEAST = 'the least that works: `replicas: [{id: r1, url: "http://127.0.0.1:8101"}]`'
 
+_CERTIFICATE, _KEY = "certificate_file", "key_file"
+_TOGETHER: tuple[tuple[Path, Path], ...] = (
+    (("tls", _CERTIFICATE), ("tls", _KEY)),
+    (("tls", _KEY), ("tls", _CERTIFICATE)),
+    (("tls", "client_ca_file"), ("tls", _CERTIFICATE)),
+    (("tls", "replicas", _CERTIFICATE), ("tls", "replicas", _KEY)),
+    (("tls", "replicas", _KEY), ("tls", "replicas", _CERTIFICATE)),
+)
+"""The first means nothing without the second."""
+
 _NUMERIC = frozenset((Kind.INTEGER, Kind.NUMBER))
 
 
@@ -28,7 +38,14 @@ class Doctor:
 
     def problems(self, faults: Sequence[Fault]) -> list[Problem]:
         """Everything that is wrong, one complaint for each place, in the order of the text."""
-        found = [*self._bare(), *self.faults(faults), *self._twins(), *self._one_port(), *self._secrets()]
+        found = [
+            *self._bare(),
+            *self.faults(faults),
+            *self._twins(),
+            *self._one_port(),
+            *self._secrets(),
+            *self._pairs(),
+        ]
         told: dict[tuple[Path, bool], Problem] = {}
         for problem in found:
             told.setdefault((problem.path, problem.code == "H118"), problem)
@@ -175,6 +192,13 @@ class Doctor:
         if one.port == other.port != 0 and overlap:
             path: Path = ("admin", "listen") if ("admin",) in self._document.keys else ("listen",)
             yield self._problem("H126", path, f"clients and operators cannot share the port {one.port}")
+
+    def _pairs(self) -> Iterator[Problem]:
+        """Of TLS: settings that say nothing without another one."""
+        for path, other in _TOGETHER:
+            if _get(self._document.values, path) and not _get(self._document.values, other):
+                message = f"`{path[-1]}` needs `{other[-1]}` beside it"
+                yield self._problem("H145", path, message, remedy=f"set `{dotted(other)}`, or neither")
 
     def _secrets(self) -> Iterator[Problem]:
         for path in self._document.places:

@@ -85,6 +85,10 @@ class TimeoutsConfig(Model):
         Field(gt=0, le=60),
         About("To connect to a replica; then the next one is tried."),
     ] = 2.0
+    handshake: Annotated[
+        MaybeDuration,
+        About("For a client's TLS handshake, three round trips; then the connection is cut off. No request has begun."),
+    ] = 10.0
     head: Annotated[
         MaybeDuration,
         About(

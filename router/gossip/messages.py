@@ -13,7 +13,7 @@ import msgspec
 from router.core.backlog import LearnedNews, Totals
 from router.core.lease import Settled
 from router.core.peers import ModelNews, RateNews
-from router.core.record import Attempt, Phase, Record, Stages, UpstreamError
+from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
 from router.core.types import EngineSample, Limit, Outcome, Reason, State
 
 TotalsRow = tuple[int, int, int, int, int, float, float, float]
@@ -28,6 +28,9 @@ SampleRow = tuple[float, int | None, int | None, float | None, int, int]
 StagesRow = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 SettledRow = tuple[str, Outcome, int, int, int, int | None, int | None, float | None, float, int]
 AttemptRow = tuple[SettledRow, UpstreamError | None]
+PemsRow = tuple[bytes | None, bytes | None, bytes | None, bytes | None, bytes | None, bytes | None]
+"""What the files of the section `tls` hold, in the order of router.tls.Pems."""
+
 RecordRow = tuple[
     str, str, str | None, bool, int, float, StagesRow, Reason | None, Sequence[AttemptRow], Sequence[Limit],
     int | None, int, float | None, float | None, str | None, Phase | None,
@@ -43,12 +46,14 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 class Settings(Message):
     """What to do from now on: the configuration as its file would have it, environment included. The first one is what
-    a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's."""
+    a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's; `pems` are
+    certificates and keys."""
 
     serial: int
     peer: str
     values: dict[str, Any]
     token: str | None
+    pems: PemsRow
 
 
 class Member(msgspec.Struct, array_like=True):
@@ -103,10 +108,11 @@ class Applied(Message):
 
 
 class Records(Message):
-    """Requests that have ended, and how late timers fired, in seconds."""
+    """Requests that have ended, how late timers fired, in seconds, and how many of clients' handshakes failed."""
 
     records: Sequence[RecordRow]
     lags: Sequence[float]
+    handshakes: Mapping[HandshakeError, int]
 
 
 class Reported(Message):

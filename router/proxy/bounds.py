@@ -32,7 +32,8 @@ class Bounds(NamedTuple):
 class Times(NamedTuple):
     """Seconds, None: without end. Clients': `head` and, for each MiB begun, `body` to arrive; `keep_alive` between two
     requests. Replicas': `first_byte` from the send, `idle` between two pieces of an answer; the client, too, has
-    `idle` to take what waits for it. `request` is for all of it, from when the request was whole."""
+    `idle` to take what waits for it. `request` is for all of it, from when the request was whole; `handshake` is of
+    TLS, before the first."""
 
     head: float | None
     body: float | None
@@ -40,6 +41,7 @@ class Times(NamedTuple):
     first_byte: float | None
     idle: float | None
     request: float | None
+    handshake: float | None = None
 
     @property
     def interval(self) -> float:

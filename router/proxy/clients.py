@@ -58,6 +58,10 @@ class Clients:
         if not self._open:
             self._none.set()
 
+    def give_way(self, connection: OpenConnection) -> None:
+        """Another takes its place, in this turn of the loop."""
+        self._open.remove(connection)
+
     def adjust(self) -> None:
         """The bounds have changed."""
         for connection in self._open:
