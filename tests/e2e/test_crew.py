@@ -14,6 +14,7 @@ from router.core.budget import LEAST
 from router.core.types import State
 from router.crew import HUNG
 from router.gossip.messages import Members, Message
+from router.proxy.bounds import Bounds, Times
 from tests.e2e.supervised import Crewed, Engine, crewed, eventually, finished, listed, streaming
 from tests.rig import hired, until
 from tests.scripted import HOST, ScriptedReplica
@@ -114,8 +115,8 @@ async def test_a_reload_changes_what_clients_may_take_and_how_long_anything_may_
         )
         assert (await router.post("/reload"))[0] == 200
         for worker in router.workers:
-            assert worker.proxy.times == (1.0, None, 120.0, 14_400.0, 0.1, 3600.0)
-            assert worker.proxy.bounds == (1 << 20, 8 << 10, 2 << 20, 7)
+            assert worker.proxy.times == Times(1.0, None, 120.0, 14_400.0, 0.1, 3600.0, 10.0)
+            assert worker.proxy.bounds == Bounds(1 << 20, 8 << 10, 2 << 20, 7)
             assert worker.proxy.half_close
         await finished([stream])  # It stands still, which it now may for 100 ms only.
         assert not stream.whole
