@@ -19,6 +19,9 @@ class _Unscored:
     def lines(self, replica: Reading, view: View) -> Lines | None:
         return None
 
+    def cuts(self, replica: Reading) -> bool:
+        return False
+
 
 # Blind to the prompt.
 
