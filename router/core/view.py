@@ -48,6 +48,7 @@ class FleetView:
 
     @property
     def replicas(self) -> Sequence[Reading]:
+        """All of them; in a large fleet they are read now."""
         if self._replicas is None:
             members = [member for member in self._group.ready if member.id not in self._cuts]
             self.known = [self._read(member) for member in members]
