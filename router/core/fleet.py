@@ -193,15 +193,9 @@ class Fleet:
 
     def serves(self, replica: ReplicaId, models: Mapping[str, object]) -> None:
         """Take the models that a replica says it serves, each with its card, which the core does not look into."""
-        self.serve({replica: models})
-
-    def serve(self, told: Mapping[ReplicaId, Mapping[str, object]]) -> None:
-        """The same of several replicas at once: each model's ring is made once, which for a thousand takes a second."""
-        changed: set[str] = set()
-        for replica, models in told.items():
-            member = self._replicas[replica]
-            changed |= member.models.keys() ^ models.keys()
-            member.models = models
+        member = self._replicas[replica]
+        changed = member.models.keys() ^ models.keys()
+        member.models = models
         self._regroup(changed)
 
     def _regroup(self, models: Iterable[str]) -> None:

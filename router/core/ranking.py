@@ -71,7 +71,19 @@ def means(members: Sequence[Replica], learned: Learned) -> Means:
 class Ranking:
     """One window's. `calm` are those with a standing, `watched` the others."""
 
-    __slots__ = ("_asks", "_begin", "_changes", "_members", "_pole", "calm", "end", "means", "order", "watched")
+    __slots__ = (
+        "_asks",
+        "_begin",
+        "_changes",
+        "_fastest",
+        "_members",
+        "_running",
+        "calm",
+        "end",
+        "means",
+        "order",
+        "watched",
+    )
 
     def __init__(self, members: Sequence[Replica], averages: Means, most: int | None, stall: float, now: float) -> None:
         self.means = averages
@@ -79,7 +91,7 @@ class Ranking:
         self._members = members
         self._changes = [member.changes for member in members]
         self._asks = min(ASKS, len(members) // 8)
-        self._pole: Reading | None = None
+        self._fastest = self._running = 0.0
         self.order: list[tuple[float, ReplicaId]] = []
         self.calm: dict[ReplicaId, Replica] = {}
         self.watched: list[Replica] = []
@@ -101,8 +113,7 @@ class Ranking:
                 self.order.append((sum(lines), reading.id))
         self.order.sort()
         if ranked:
-            fastest, running = min([each.lin for each in ranked]), min([each.running for each in ranked])
-            self._pole = ranked[0]._replace(backlog=0.0, running=running, context=0.0, recent=0.0, lin=fastest)
+            self._fastest, self._running = min([each.lin for each in ranked]), min([each.running for each in ranked])
 
     def serves(self, now: float) -> bool:
         """Whether it holds for one more ask, which is counted."""
@@ -115,6 +126,6 @@ class Ranking:
 
     def few(self, readings: Sequence[Reading], uncached: float, cold: float) -> Few:
         """What a policy needs, for an ask of which `uncached` and `cold` tokens are so where nobody holds it, with the
-        `readings` of those that had to be read anew. Somebody must have a standing."""
-        assert self._pole is not None
-        return Few(readings, self.order, self._pole._replace(uncached=uncached - 1.0, cold=cold))
+        `readings` of those that had to be read anew."""
+        pole = Reading("", 0, 0, 0.0, self._running, 0.0, 0.0, None, self._fastest, 0.0, 0, uncached - 1.0, cold)
+        return Few(readings, self.order, pole)
