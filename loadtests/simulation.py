@@ -241,7 +241,8 @@ class _Simulation:
         profiles = {name: self._plan.at_speed(speed) for name, speed in speeds.items()}
         for router in self._routers:
             router.fleet.join([self._spec(name, profile) for name, profile in profiles.items()], now)
-            router.fleet.serve({name: {MODEL: None} for name in profiles})
+            for name in profiles:
+                router.fleet.serves(name, {MODEL: None})
         for number, (name, profile) in enumerate(profiles.items()):
             self._start(name, profile)
             self._clock.at(now + SAMPLE_S * (number + 1) / len(profiles), self._sample, name)

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.core.backlog import Assumed, Learned, mean_lin
+from router.core.backlog import Assumed, Learned
 from router.core.blocks import BLOCK_BYTES
 from router.core.ejection import EjectionSettings
 from router.core.explain import Explained, Explanation
@@ -19,16 +19,15 @@ from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
 from router.core.peers import ModelNews, Peers
 from router.core.policy import most_common
+from router.core.ranking import LEAST, Ranking, mean_lin, means
 from router.core.recent import Key
 from router.core.residency import Residency
-from router.core.ring import Ring
 from router.core.types import (
     NO_CUTS,
     Ask,
     Cuts,
     EngineSample,
     Limit,
-    News,
     Policy,
     Reason,
     Refusal,
@@ -50,9 +49,7 @@ NOBODY: frozenset[ReplicaId] = frozenset()
 
 NOTHING: Mapping[ReplicaId, Assumed] = {}
 
-TOUCH = 1.0
-"""Seconds after which other routers are told again that a chain is in use: what nobody uses for so long is what
-engines evict first."""
+UNPROMPTED = Ask(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +61,6 @@ class FleetSettings:
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
-
-
-def _tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
-    """Tell other routers of a placement, if it changes what they believe."""
-    placement = lease.placement
-    last = placement.last
-    if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
-        return
-    last.told_at = now
-    parent = ask.chain[placement.depth - 1] if placement.depth else None
-    news.placed(lease.replica, parent, ask.chain[placement.depth : placement.blocks])
 
 
 class Fleet:
@@ -116,8 +102,7 @@ class Fleet:
         self._replicas |= joining
         for replica in joining:
             self.residency.join(replica)
-        self._everyone.members = list(self._replicas.values())
-        self._everyone.ring = Ring(self._replicas)
+        self._everyone.become(self._replicas.values())
 
     def leave(self, replica: ReplicaId) -> None:
         """Take a replica out for good. Its open leases end as they would have; nothing here knows them any more.
@@ -128,14 +113,14 @@ class Fleet:
         member.state = State.GONE
         self.residency.leave(replica)
         self.peers.left(replica)
-        self._everyone.members = list(self._replicas.values())
-        self._everyone.ring = Ring(self._replicas)
-        self._everyone.count()
+        self._everyone.become(self._replicas.values())
         self._regroup(member.models)
 
     def adjust(self, policy: Policy | None, settings: FleetSettings) -> None:
         """Route by other settings from now on, and by another policy unless that is None. A block is for life."""
         self._policy, self._settings = policy or self._policy, settings
+        for group in (self._everyone, *self._groups.values()):
+            group.ranking = None
 
     def replica(self, replica: ReplicaId) -> Replica:
         """One member. Raises KeyError for an id that is none."""
@@ -208,24 +193,16 @@ class Fleet:
 
     def serves(self, replica: ReplicaId, models: Mapping[str, object]) -> None:
         """Take the models that a replica says it serves, each with its card, which the core does not look into."""
-        self.serve({replica: models})
-
-    def serve(self, told: Mapping[ReplicaId, Mapping[str, object]]) -> None:
-        """The same of several replicas at once: each model's ring is made once, which for a thousand takes a second."""
-        changed: set[str] = set()
-        for replica, models in told.items():
-            member = self._replicas[replica]
-            changed |= member.models.keys() ^ models.keys()
-            member.models = models
+        member = self._replicas[replica]
+        changed = member.models.keys() ^ models.keys()
+        member.models = models
         self._regroup(changed)
 
     def _regroup(self, models: Iterable[str]) -> None:
         """Find anew who serves these models. A model that nobody serves is forgotten."""
         for model in models:
             group = self._groups.setdefault(model, Group())
-            group.members = [other for other in self._replicas.values() if model in other.models]
-            group.ring = Ring(other.id for other in group.members)
-            group.count()
+            group.become([other for other in self._replicas.values() if model in other.models])
             if not group.members:
                 del self._groups[model]
 
@@ -254,7 +231,7 @@ class Fleet:
 
     def full(self, replica: ReplicaId, until: float) -> None:
         """The replica refused: nothing new before `until`. It is no failure."""
-        self._replicas[replica].full_until = until
+        self._replicas[replica].refused(until)
         if self.residency.news is not None:
             self.residency.news.full(replica, until)
 
@@ -262,7 +239,7 @@ class Fleet:
         """Another router was refused. Nothing happens for a replica that is no member."""
         member = self._replicas.get(replica)
         if member is not None:
-            member.full_until = until
+            member.refused(until)
 
     # Asks.
 
@@ -271,10 +248,13 @@ class Fleet:
         group = self._group(ask.model)
         if group is None:
             return Refusal(RefusalCause.UNKNOWN_MODEL) if self._groups else NOBODY_READY
-        eligible, cuts = self._eligible(group, tried, ask.only, now)
-        if not eligible:
+        if len(group.ready) >= LEAST and not tried and ask.only is None:
+            view, cuts = self._ranked(ask, group, now)
+        else:
+            eligible, cuts = self._eligible(group, tried, ask.only, now)
+            view = self._view(ask, group, eligible, now) if eligible else None
+        if view is None:
             return Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
-        view = self._view(ask, group, eligible, now)
         return answer(view, self._policy.pick(ask, view, now, rng), cuts, Reason.RETRY if tried else None)
 
     def explain(self, ask: Ask, now: float, rng: Rng) -> Explanation:
@@ -303,7 +283,33 @@ class Fleet:
 
     def _view(self, ask: Ask, group: Group, eligible: Sequence[Replica], now: float) -> FleetView:
         assumed = self.peers.assumed() if self.peers else NOTHING
-        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now)
+        averages = means(eligible, group.learned)
+        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now, averages)
+
+    def _ranked(self, ask: Ask, group: Group, now: float) -> tuple[FleetView | None, Cuts]:
+        """The view of a large fleet, of whom only the few that it takes are read; None where all are cut."""
+        ranking = group.ranking
+        if ranking is None or not ranking.serves(now):
+            ranking = group.ranking = self._rank(group, now)
+        depths = self._depths(ask, group)
+        assumed = self.peers.assumed() if self.peers else NOTHING
+        anew = {member.id: member for member in [*ranking.watched, *ranking.changed()]}
+        anew |= {each: ranking.calm[each] for each in (*depths, *assumed) if each in ranking.calm}
+        eligible, cuts = self._uncut(anew.values(), now)
+        if len(cuts) == len(group.ready):
+            return None, cuts
+        block, held = self._settings.block, ranking.means
+        return FleetView(ask, group, eligible, depths, assumed, block, now, held, ranking, anew, cuts), cuts
+
+    def _rank(self, group: Group, now: float) -> Ranking:
+        """Begin a window."""
+        averages, settings = means(group.ready, group.learned), self._settings
+        ranking = Ranking(group.ready, averages, settings.max_concurrency, settings.stall, now)
+        calm = list(ranking.calm.values())
+        ranking.rank(
+            self._policy, FleetView(UNPROMPTED, group, calm, {}, NOTHING, settings.block, ranking.end, averages)
+        )
+        return ranking
 
     def lease(self, route: Route, ask: Ask, now: float) -> Lease:
         """Take a route: charge its replica and place the chain there. The caller owns the lease and must end it."""
@@ -317,7 +323,7 @@ class Fleet:
             news.leased()
             if self.peers:
                 self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
-                _tell(news, lease, ask, now)
+                lease.tell(news, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
@@ -329,12 +335,16 @@ class Fleet:
         self, group: Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
     ) -> tuple[list[Replica], Cuts]:
         """The replicas that may get the ask, and what cut each of the other ready ones."""
+        members: Iterable[Replica] = group.ready
+        if tried or only is not None:
+            members = [each for each in members if each.id not in tried and (only is None or each.id == only)]
+        return self._uncut(members, now)
+
+    def _uncut(self, members: Iterable[Replica], now: float) -> tuple[list[Replica], Cuts]:
         eligible: list[Replica] = []
         cuts: dict[ReplicaId, Limit] = {}
         most, stall = self._settings.max_concurrency, self._settings.stall
-        for member in group.ready:
-            if member.id in tried or (only is not None and member.id != only):
-                continue
+        for member in members:
             cut = member.cut(most, stall, now)
             if cut is None:
                 eligible.append(member)

@@ -101,16 +101,6 @@ def test_only_ready_replicas_get_new_requests(state: State) -> None:
     assert eligible(fleet, told) == ["r0", "r1", "r2"]
 
 
-def test_what_several_replicas_serve_can_be_told_at_once() -> None:
-    one, other = fleet_of(3), fleet_of(3)
-    for replica in ("r0", "r1"):
-        one.serves(replica, {"other": {}})
-    other.serve({"r0": {"other": {}}, "r1": {"other": {}}})
-    assert other.models == one.models == [MODEL, "other"]
-    asked = PROMPT._replace(model="other")
-    assert routed(other, asked, 0.0) == routed(one, asked, 0.0)
-
-
 def test_a_replica_is_asked_only_for_the_models_that_it_serves() -> None:
     told = Told()
     fleet = fleet_of(3, told)
