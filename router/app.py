@@ -27,6 +27,7 @@ from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.peers import PeerId
+from router.core.prompt import NO_SECRET
 from router.core.record import Record
 from router.core.types import ReplicaId, State
 from router.gossip import messages
@@ -34,6 +35,7 @@ from router.gossip.channel import Channel
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Drain,
     Ejected,
     Explain,
@@ -77,6 +79,7 @@ class Worker:
         loop: asyncio.AbstractEventLoop,
         config: Config,
         token: str | None,
+        root: bytes | None,
         clients: Sequence[socket.socket],
         peer: PeerId,
         channel: Channel,
@@ -93,7 +96,7 @@ class Worker:
         self.proxy = Proxy(
             loop,
             self.fleet,
-            _asker(config),
+            _asker(config, root),
             self.pools,
             self.waiting,
             Random(),
@@ -136,11 +139,7 @@ class Worker:
             case Settings():
                 self._adjust(message)
             case Members():
-                for member in message.members:
-                    self._take(member)
-                self.fleet.readmit(time.monotonic())
-                self._let_go()
-                self.waiting.wake()
+                self._take_all(message.members)
             case Drain():
                 self.drain(message.accept, message.idle, message.timeout)
             case Report():
@@ -150,6 +149,8 @@ class Worker:
                 self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
             case Applied() | messages.Records() | Reported() | Explained() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
+            case Batch():
+                self._news.hear_all(message)
             case _:
                 self._news.hear(message)
 
@@ -163,7 +164,7 @@ class Worker:
         self.fleet.adjust(policy, config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
         proxy = self.proxy
-        proxy.asker = _asker(config)
+        proxy.asker = _asker(config, settings.root)
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
         proxy.max_refusals = config.retry.max_refusals
         proxy.budget.share = config.retry.budget
@@ -174,6 +175,13 @@ class Worker:
         self._write_log(config.log.requests)
         self.waiting.wake()
         self._channel.send(Applied(settings.serial), must=True)
+
+    def _take_all(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._take(member)
+        self.fleet.readmit(time.monotonic())
+        self._let_go()
+        self.waiting.wake()
 
     def _take(self, member: Member) -> None:
         """How a replica is, as the probes found it."""
@@ -329,8 +337,8 @@ class Worker:
         self.stopped.set()
 
 
-def _asker(config: Config) -> Asker:
-    return Asker(config.routing.prefix_block, config.tools_first())
+def _asker(config: Config, root: bytes | None) -> Asker:
+    return Asker(config.routing.prefix_block, config.tools_first(), root or NO_SECRET)
 
 
 def _bounds(config: Config) -> Bounds:

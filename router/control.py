@@ -24,12 +24,14 @@ from router.admin import api, checks
 from router.admin.build import build
 from router.admin.checks import Check
 from router.admin.metrics import Metrics, Setup, Sources
+from router.admin.shared import Operations
 from router.admin.tally import Tally
 from router.config import Config
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
 from router.crew import Crew
 from router.diagnostics import ConfigError, Problem
+from router.linking import link
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
 from router.reloading import Change, change, running
@@ -67,6 +69,7 @@ class Control:
         config = loaded.config
         self.fleet = Fleet(config.routing.make(), config.fleet_settings())
         self.fleet.join([replica.spec() for replica in config.replicas], time.monotonic())
+        self.operations = Operations()
         self.tally = Tally(self.fleet, config.limits.label_values)
         self.crew = Crew(self.fleet, self.tally, self._running, time.monotonic, self._refused, self._ejected)
         self._health = Health(
@@ -82,8 +85,13 @@ class Control:
             pids,
             restarts,
             build(),
+            self.operations,
+            lambda: self._link,
         )
         self._metrics = Metrics(self.fleet, self.tally, sources)
+        directory = Path(loaded.document.source.name).parent
+        self._link = link(config, secrets, directory, self.fleet, self.crew.hub, self.operations.observe)
+        self.crew.link = self._link
         self._reloading = asyncio.Lock()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,6 +120,8 @@ class Control:
         self._runner = web.AppRunner(api.make(self._api()), access_log=None, shutdown_timeout=ADMIN_GRACE)
         await self._runner.setup()
         await web.SockSite(self._runner, self._admin).start()
+        if self._link is not None:
+            await self._link.start()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Probes and housekeeping go on until they are cancelled. Without them the router would go by what it knew last
@@ -124,6 +134,8 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._link is not None:
+            await self._link.stop()
         await self.close_admin()
         self.crew.hub.close()
 
@@ -238,8 +250,12 @@ class Control:
             (
                 Check("draining", lambda: "draining" if self.draining else None),
                 checks.replicas(self.fleet, self.config.ready.min_replicas),
+                *([] if self._link is None else [Check("gossip", self._link_problem, False)]),
             ),
         )
+
+    def _link_problem(self) -> str | None:
+        return None if self._link is None else self._link.problem
 
     def _short_of_workers(self) -> str | None:
         serving = len(self.crew.serving)

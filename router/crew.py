@@ -20,9 +20,11 @@ from router.core.peers import PeerId
 from router.core.types import ReplicaId, State
 from router.gossip import messages
 from router.gossip.hub import Hub
+from router.gossip.link import Link
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Bye,
     Corrected,
     Drain,
@@ -42,6 +44,7 @@ from router.gossip.messages import (
     Settings,
     Shared,
 )
+from router.gossip.seal import root_key
 from router.reloading import Running
 
 log = logging.getLogger("homing.supervisor")
@@ -74,8 +77,8 @@ class _Asked:
 
 
 class Crew:
-    """All workers. `refused` is called with a replica that nobody listens at, `ejected` with one whose requests failed
-    too often, why, and for how many seconds it is out."""
+    """All workers; `link` leads to the other routers, where there are any. `refused` is called with a replica that
+    nobody listens at, `ejected` with one whose requests failed too often, why, and for how many seconds it is out."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Crew:
         self._fleet, self._tally, self._running, self._now = fleet, tally, running, now
         self._refused, self._ejected = refused, ejected
         self.hub = Hub(self._heard, self._gone)
+        self.link: Link | None = None
         self.reports = Reports()
         self.serving: set[PeerId] = set()
         self.has_served = False
@@ -188,8 +192,9 @@ class Crew:
 
     def _set(self, peer: PeerId, serial: int) -> None:
         """Tell a worker how it is set, and of all replicas."""
-        running = self._running
-        self.hub.send(peer, Settings(serial, peer, running.values, running.secrets.admin_token), must=True)
+        running, secret = self._running, self._running.secrets.gossip
+        root = root_key(secret) if secret else None
+        self.hub.send(peer, Settings(serial, peer, running.values, running.secrets.admin_token, root), must=True)
         self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
 
     def _tell_changed(self) -> None:
@@ -218,10 +223,12 @@ class Crew:
                 self._answer(peer, message)
             case Refused():
                 self._refused(message.replica)
-            case Settings() | Members() | Drain() | messages.Report() | Explain():
+            case Settings() | Members() | Drain() | messages.Report() | Explain() | Batch():
                 log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
             case _:
                 self._news(peer, message)
+                if self.link is not None:
+                    self.link.take(peer, message)
 
     def _news(self, peer: PeerId, message: Shared) -> None:
         """What workers tell one another. Beliefs are their own: the hub has passed them on."""
@@ -253,6 +260,8 @@ class Crew:
         self.reports.forget(peer)
         self.serving.discard(peer)
         self._silent.pop(peer, None)
+        if self.link is not None:
+            self.link.gone(peer)
         for asked in self._asked.values():
             asked.had(peer)
 

@@ -28,7 +28,14 @@ class Doctor:
 
     def problems(self, faults: Sequence[Fault]) -> list[Problem]:
         """Everything that is wrong, one complaint for each place, in the order of the text."""
-        found = [*self._bare(), *self.faults(faults), *self._twins(), *self._one_port(), *self._secrets()]
+        found = [
+            *self._bare(),
+            *self.faults(faults),
+            *self._twins(),
+            *self._one_port(),
+            *self._gossip(),
+            *self._secrets(),
+        ]
         told: dict[tuple[Path, bool], Problem] = {}
         for problem in found:
             told.setdefault((problem.path, problem.code == "H118"), problem)
@@ -175,6 +182,13 @@ class Doctor:
         if one.port == other.port != 0 and overlap:
             path: Path = ("admin", "listen") if ("admin",) in self._document.keys else ("listen",)
             yield self._problem("H126", path, f"clients and operators cannot share the port {one.port}")
+
+    def _gossip(self) -> Iterator[Problem]:
+        gossip = _get(self._document.values, ("gossip",))
+        if _get(gossip, ("url",)) is not None and _get(gossip, ("secret_file",)) is None:
+            remedy = "`openssl rand -hex 32 > secret`, on every router the same, and `secret_file: secret`"
+            message = "`gossip.secret_file` is missing: hashes of prompts without a secret can be guessed"
+            yield self._problem("H131", ("gossip", "url"), message, remedy=remedy)
 
     def _secrets(self) -> Iterator[Problem]:
         for path in self._document.places:

@@ -61,6 +61,8 @@ CODES: Mapping[str, str] = {
     "H127": "A secret's file cannot be used",
     "H128": "Cannot listen",
     "H129": "A feature of YAML that is not supported",
+    "H130": "Not a Redis URL",
+    "H131": "Gossip without a secret",
 }
 """Code -> title, as in docs/errors.md."""
 

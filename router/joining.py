@@ -72,7 +72,7 @@ async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
     joining = _Joining(loop)
     channel = await Channel.over(line, Codec(), joining.heard, joining.lost)
     settings = await joining.settings
-    worker = Worker(loop, configuration(settings), settings.token, clients, settings.peer, channel)
+    worker = Worker(loop, configuration(settings), settings.token, settings.root, clients, settings.peer, channel)
     await joining.begin(worker)
     channel.send(Applied(settings.serial), must=True)
     return worker

@@ -57,13 +57,15 @@ engines evict first."""
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off."""
+    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off. `shares`: placements
+    are told also while no other router is heard, who may just be out of reach."""
 
     block: int = BLOCK_BYTES
     index_blocks: int = 1_000_000
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
+    shares: bool = False
 
 
 def _tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
@@ -311,6 +313,7 @@ class Fleet:
             news.leased()
             if self.peers:
                 self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
+            if self.peers or self._settings.shares:
                 _tell(news, lease, ask, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))

@@ -43,12 +43,14 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 class Settings(Message):
     """What to do from now on: the configuration as its file would have it, environment included. The first one is what
-    a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's."""
+    a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's, and `root`
+    keys the chains (core/prompt.py), None while nothing is gossiped."""
 
     serial: int
     peer: str
     values: dict[str, Any]
     token: str | None
+    root: bytes | None
 
 
 class Member(msgspec.Struct, array_like=True):
@@ -194,7 +196,20 @@ class Bye(Message):
     peer: str
 
 
-Down = Settings | Members | Drain | Report | Explain
+Fleetwide = Load | Placed | Learned | Corrected | Full | Bye
+"""What routers on different hosts tell one another. Ejections stay at home: what one host sees of a replica may be its
+own network."""
+
+
+class Batch(Message):
+    """News of another router, as it came over Redis. `block` is that router's routing.prefix_block, in bytes."""
+
+    peer: str
+    block: int
+    news: Sequence[Fleetwide]
+
+
+Down = Settings | Members | Drain | Report | Explain | Batch
 Up = Applied | Records | Reported | Explained | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared

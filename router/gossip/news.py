@@ -12,7 +12,19 @@ from router.core.fleet import Fleet
 from router.core.peers import PeerId
 from router.core.types import ReplicaId
 from router.gossip import messages
-from router.gossip.messages import Bye, Corrected, Ejected, Full, Learned, Load, Message, Placed, PlacedRow, Shared
+from router.gossip.messages import (
+    Batch,
+    Bye,
+    Corrected,
+    Ejected,
+    Full,
+    Learned,
+    Load,
+    Message,
+    Placed,
+    PlacedRow,
+    Shared,
+)
 
 TICK = 0.01
 """Seconds between sends of placements."""
@@ -83,6 +95,11 @@ class News:
         self._send(Full(replica, until - self._now()))
 
     # What others tell.
+
+    def hear_all(self, batch: Batch) -> None:
+        """Take what came from another host together."""
+        for message in batch.news:
+            self.hear(message)
 
     def hear(self, message: Shared) -> None:
         """Take another router's news."""

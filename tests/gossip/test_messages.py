@@ -16,6 +16,7 @@ from router.gossip import messages
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Bye,
     Codec,
     Corrected,
@@ -52,13 +53,14 @@ RATE = RateNews("r1", None, 0, 0.5, 3)
 SAMPLE = EngineSample(1.5, 2, None, 0.5, 3, 4)
 
 EXAMPLES: list[AnyMessage] = [
-    Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token"),
+    Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token", b"root"),
     Members([Member("r1", State.FULL, "why", 1.5, {"m": {"id": "m"}}, None, 5, SAMPLE)]),
     Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1), Records([RECORD], [0.5]),
     Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
     Full("r1", 2.5), Ejected("r1", "why", 5.0),
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
+    Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")]),
 ]  # fmt: skip
 
 
