@@ -47,6 +47,9 @@ from router.gossip.messages import (
     Report,
     Reported,
     Settings,
+    Summarise,
+    Summarised,
+    Summary,
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
@@ -147,10 +150,10 @@ class Worker:
             case Explain():
                 told = explain(self.proxy, message.path, message.body)
                 self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
-            case Applied() | messages.Records() | Reported() | Explained() | Refused():
+            case Applied() | messages.Records() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
-            case Batch():
-                self._news.hear_all(message)
+            case Batch() | Summary() | Summarise():
+                self._news.take(message)
             case _:
                 self._news.hear(message)
 

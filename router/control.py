@@ -31,6 +31,7 @@ from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
 from router.crew import Crew
 from router.diagnostics import ConfigError, Problem
+from router.gossip.snapshot import PERIOD
 from router.linking import link
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
@@ -87,10 +88,11 @@ class Control:
             build(),
             self.operations,
             lambda: self._link,
+            lambda: self.crew.snapshot.left_out,
         )
         self._metrics = Metrics(self.fleet, self.tally, sources)
         directory = Path(loaded.document.source.name).parent
-        self._link = link(config, secrets, directory, self.fleet, self.crew.hub, self.operations.observe)
+        self._link = link(config, secrets, directory, self.fleet, self.crew, self.operations.observe)
         self.crew.link = self._link
         self._reloading = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -113,7 +115,7 @@ class Control:
         """Probe, and answer on the admin port. `drained` are replicas that were so before this process, if known."""
         for replica in _urls(self.config).keys() & set(drained):
             self._health.drain(replica)
-        for work in (self._health.run(), self._keep_house()):
+        for work in (self._health.run(), self._keep_house(), self._keep_snapshot()):
             task = self._loop.create_task(work)
             task.add_done_callback(self._ended)
             self._tasks.append(task)
@@ -234,6 +236,22 @@ class Control:
             for replica in list(self.fleet.replicas):
                 if replica.id not in listed and not replica.whole.requests:
                     self.fleet.leave(replica.id)
+                    self.crew.snapshot.forget(replica.id)
+
+    async def _keep_snapshot(self) -> None:
+        """Have each replica's part renewed in its turn."""
+        while True:
+            for replica in list(self.fleet.replicas):
+                await asyncio.sleep(PERIOD / len(self.fleet.replicas))
+                await self.crew.summarise(replica.id)
+
+    async def renew_snapshot(self) -> bytes:
+        """All parts, renewed if that is possible soon, for the process that takes over."""
+        end = time.monotonic() + PERIOD
+        for replica in list(self.fleet.replicas):
+            if time.monotonic() < end:
+                await self.crew.summarise(replica.id)
+        return self.crew.snapshot.dump()
 
     def _api(self) -> api.Admin:
         return api.Admin(

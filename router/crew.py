@@ -43,8 +43,12 @@ from router.gossip.messages import (
     Reported,
     Settings,
     Shared,
+    Summarise,
+    Summarised,
+    Summary,
 )
 from router.gossip.seal import root_key
+from router.gossip.snapshot import Snapshot
 from router.reloading import Running
 
 log = logging.getLogger("homing.supervisor")
@@ -94,6 +98,7 @@ class Crew:
         self._refused, self._ejected = refused, ejected
         self.hub = Hub(self._heard, self._gone)
         self.link: Link | None = None
+        self.snapshot = Snapshot()
         self.reports = Reports()
         self.serving: set[PeerId] = set()
         self.has_served = False
@@ -115,6 +120,8 @@ class Crew:
                 self.hub.send(peer, Ejected(replica.id, replica.reason, replica.conduct.until - now), must=True)
             if replica.full_until > now:
                 self.hub.send(peer, Full(replica.id, replica.full_until - now), must=True)
+        for told in self.snapshot.messages():
+            self.hub.send(peer, told, must=True)
         return lost
 
     def watch(self) -> None:
@@ -176,6 +183,20 @@ class Crew:
         await self._answered(serial, asked, PATIENCE)
         return asked.body
 
+    async def summarise(self, replica: ReplicaId) -> None:
+        """Have the snapshot's part of a replica renewed, by the worker that has served longest."""
+        peer = next((peer for peer in self.hub.peers if peer in self.serving), None)
+        if peer is not None:
+            serial = next(self._serials)
+            asked = self._asked[serial] = _Asked({peer})
+            self._ask(asked, Summarise(serial, replica))
+            await self._answered(serial, asked, PATIENCE)
+
+    def recall(self, summary: Summary) -> None:
+        """Have all workers believe a part of another's snapshot."""
+        self.snapshot.take(summary)
+        self.hub.broadcast(summary)
+
     def _ask(self, asked: _Asked, question: Message) -> None:
         for peer in asked.left:
             self.hub.send(peer, question, must=True)
@@ -219,11 +240,11 @@ class Crew:
                     self._tally.record(messages.record(row))
                 for lag in message.lags:
                     self._tally.lag.observe(lag)
-            case Reported() | Explained() | Applied():
+            case Reported() | Explained() | Applied() | Summarised():
                 self._answer(peer, message)
             case Refused():
                 self._refused(message.replica)
-            case Settings() | Members() | Drain() | messages.Report() | Explain() | Batch():
+            case Settings() | Members() | Drain() | messages.Report() | Explain() | Batch() | Summarise() | Summary():
                 log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
             case _:
                 self._news(peer, message)
@@ -241,6 +262,7 @@ class Crew:
             case Ejected():
                 self._ejected(message.replica, message.reason, message.seconds)
             case Learned():
+                self.snapshot.learned = message
                 self._learn(message)
             case Bye():
                 self._fleet.peers.bye(peer, self._now())
@@ -265,7 +287,7 @@ class Crew:
         for asked in self._asked.values():
             asked.had(peer)
 
-    def _answer(self, peer: PeerId, message: Reported | Explained | Applied) -> None:
+    def _answer(self, peer: PeerId, message: Reported | Explained | Applied | Summarised) -> None:
         """One that nobody waits for any more is taken all the same."""
         asked = self._asked.get(message.serial)
         if isinstance(message, Reported):
@@ -274,6 +296,9 @@ class Crew:
             self.serving.add(peer)
             self.has_served = True
             self._began.set()
+        elif isinstance(message, Summarised):
+            if message.summary is not None:
+                self.snapshot.take(message.summary)
         elif asked is not None:
             asked.body = message.body
         if asked is not None:

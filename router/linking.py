@@ -6,19 +6,21 @@ from random import Random
 
 from router.config import Config
 from router.core.fleet import Fleet
-from router.gossip.hub import Hub
+from router.crew import Crew
 from router.gossip.link import Link
 from router.gossip.redis import Access, Observe, RedisLine
 from router.loading import Secrets
 from router.redisurl import parse
 
 
-def link(config: Config, secrets: Secrets, directory: Path, fleet: Fleet, hub: Hub, observe: Observe) -> Link | None:
+def link(config: Config, secrets: Secrets, directory: Path, fleet: Fleet, crew: Crew, observe: Observe) -> Link | None:
     """The link; None when the router shares nothing. File names of the settings begin in `directory`."""
     if config.gossip.url is None:
         return None
     assert secrets.gossip is not None  # Or the configuration would not be valid.
-    found = Link(fleet, hub, secrets.gossip, os.urandom(8), config.routing.prefix_block)
+    found = Link(
+        fleet, crew.hub, crew.snapshot, crew.recall, secrets.gossip, os.urandom(8), config.routing.prefix_block
+    )
     found.line = RedisLine(access(config, secrets, directory), found.channel, found, observe, Random())
     return found
 

@@ -144,6 +144,9 @@ CATALOGUE: Mapping[str, Family] = {
         COUNTER, "Blocks believed gone: evicted by capacity, or disproved by an engine's count.", ("reason",)
     ),
     "homing_event_loop_lag_seconds": Family(HISTOGRAM, "How late a timer of the worker's event loop fires."),
+    "homing_snapshot_left_out": Family(
+        GAUGE, "Chains that found no room in the snapshot that a worker or router which joins is given."
+    ),
     "homing_redis_up": Family(GAUGE, "Whether news goes to the other routers and comes from them."),
     "homing_redis_operation_duration_seconds": Family(
         HISTOGRAM, "Operations on Redis, none of which a request waits for.", ("op", "outcome")
@@ -179,7 +182,8 @@ class Setup:
 class Sources:
     """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
     take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build,
-    operations on Redis, the link to the other routers where there is one."""
+    operations on Redis, the link to the other routers where there is one, chains
+    that the snapshot has no room for."""
 
     setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
@@ -191,6 +195,7 @@ class Sources:
     build: Mapping[str, str]
     operations: Operations
     shared: Callable[[], Shared | None]
+    left_out: Callable[[], int]
 
 
 class Metrics(Collector):
@@ -241,6 +246,7 @@ class Metrics(Collector):
             "homing_index_evictions": [(("capacity",), reports.evictions), (("disproved",), self._tally.disproved)],
             "homing_retry_budget_ratio": [((), reports.budget)],
             "homing_redis_operation_duration_seconds": list(sources.operations.durations.items()),
+            "homing_snapshot_left_out": [((), sources.left_out())],
             "homing_request_log_dropped": [((), reports.log_dropped)],
         }
 

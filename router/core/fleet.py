@@ -7,6 +7,7 @@ only a new epoch, or leaving, ends them.
 """
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,10 +16,11 @@ from router.core.blocks import BLOCK_BYTES
 from router.core.ejection import EjectionSettings
 from router.core.explain import Explained, Explanation
 from router.core.group import Group
-from router.core.lease import Lease
+from router.core.lease import Lease, tell
 from router.core.member import Replica, ReplicaSpec, Transition
-from router.core.peers import ModelNews, Peers
+from router.core.peers import ModelNews, PeerId, Peers
 from router.core.policy import most_common
+from router.core.recalled import MAX_HASHES, MAX_REPLICA, Summary
 from router.core.recent import Key
 from router.core.residency import Residency
 from router.core.ring import Ring
@@ -28,7 +30,6 @@ from router.core.types import (
     Cuts,
     EngineSample,
     Limit,
-    News,
     Policy,
     Reason,
     Refusal,
@@ -50,9 +51,9 @@ NOBODY: frozenset[ReplicaId] = frozenset()
 
 NOTHING: Mapping[ReplicaId, Assumed] = {}
 
-TOUCH = 1.0
-"""Seconds after which other routers are told again that a chain is in use: what nobody uses for so long is what
-engines evict first."""
+RECALLED = 300.0
+"""Seconds for which a snapshot's beliefs are kept beside our own. A replica that computes a sixth of the time has its
+467,000 tokens anew in 90 s, and what is in use has been learned by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,6 @@ class FleetSettings:
     shares: bool = False
 
 
-def _tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
-    """Tell other routers of a placement, if it changes what they believe."""
-    placement = lease.placement
-    last = placement.last
-    if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
-        return
-    last.told_at = now
-    parent = ask.chain[placement.depth - 1] if placement.depth else None
-    news.placed(lease.replica, parent, ask.chain[placement.depth : placement.blocks])
-
-
 class Fleet:
     """Members, load, residency and rings of all models behind one router."""
 
@@ -90,6 +80,7 @@ class Fleet:
         self._everyone = Group()
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
+        self._recalled_at = math.inf
 
     # Members.
 
@@ -314,7 +305,7 @@ class Fleet:
             if self.peers:
                 self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
             if self.peers or self._settings.shares:
-                _tell(news, lease, ask, now)
+                tell(news, lease, ask, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
@@ -364,6 +355,28 @@ class Fleet:
         learned = self._first(member).learned
         per_block = max(1.0, self._settings.block * learned.tokens_per_byte)
         self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block))
+
+    def summary(self, replica: ReplicaId) -> Summary:
+        """What is believed resident on a member, compactly. Raises KeyError for an id that is none."""
+        most = min(MAX_REPLICA, MAX_HASHES // len(self._replicas))
+        return self.residency.summary(replica, most)
+
+    def recall(self, replica: ReplicaId, epoch: float | None, hashes: Sequence[int], now: float) -> None:
+        """Believe another's summary of a replica in that epoch. Nothing happens for one that is no member, or that has
+        restarted since."""
+        member = self._replicas.get(replica)
+        if member is None or (epoch is not None and member.epoch is not None and epoch != member.epoch):
+            return
+        member.epoch = member.epoch if epoch is None else epoch
+        self.residency.recall(replica, hashes)
+        self._recalled_at = now
+
+    def tidy(self, now: float) -> list[PeerId]:
+        """Forget what is too old: silent routers, who are returned, and what was recalled."""
+        if now - self._recalled_at > RECALLED:
+            self.residency.forget_recalled()
+            self._recalled_at = math.inf
+        return self.peers.expire(now)
 
     def corrected(self, replica: ReplicaId, block: int) -> None:
         """Another router heard that an engine no longer had a block (types.News)."""

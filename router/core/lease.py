@@ -10,7 +10,7 @@ from typing import NamedTuple
 from router.core.backlog import Learned, Silent
 from router.core.member import Replica
 from router.core.residency import Placement, Residency
-from router.core.types import Ask, Outcome, Route, Usage
+from router.core.types import Ask, News, Outcome, Route, Usage
 
 MIN_STEP_TOKENS = 8
 """Output tokens below which a decode step is not learned: the first and last token's edges would weigh too much."""
@@ -19,6 +19,10 @@ DISPROOF = 0.1
 """Share of a believed depth that the engine's count may fall short by before the belief is called wrong.
 
 Tokens per byte vary within a prompt by about this much, so a smaller gap says nothing."""
+
+TOUCH = 1.0
+"""Seconds after which other routers are told again that a chain is in use: what nobody uses for so long is what
+engines evict first."""
 
 
 class Settled(NamedTuple):
@@ -157,3 +161,14 @@ class Lease:
             news.corrected(self.replica, chain[depth])
             news.placed(self.replica, chain[depth - 1] if depth else None, chain[depth : self._placement.blocks])
         return dropped
+
+
+def tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
+    """Tell other routers of a placement, if it changes what they believe."""
+    placement = lease.placement
+    last = placement.last
+    if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
+        return
+    last.told_at = now
+    parent = ask.chain[placement.depth - 1] if placement.depth else None
+    news.placed(lease.replica, parent, ask.chain[placement.depth : placement.blocks])

@@ -9,16 +9,20 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from router.core.fleet import Fleet
+import msgspec
+
+from router.core.fleet import RECALLED, Fleet
 from router.core.peers import TTL, PeerId
+from router.core.types import ReplicaId
 from router.gossip.hub import Hub
 from router.gossip.incoming import Incoming, is_whole
 from router.gossip.lines import BEAT, Line, Store
-from router.gossip.messages import Batch, Codec, Shared
+from router.gossip.messages import Batch, Codec, Shared, Summary
 from router.gossip.outgoing import Outgoing
-from router.gossip.seal import Seal
+from router.gossip.seal import Flaw, Seal, Unusable
+from router.gossip.snapshot import Snapshot, owned
 
 log = logging.getLogger("homing.gossip")
 
@@ -37,14 +41,25 @@ BYE = 0.5
 
 
 class Link:
-    """lines.End. `secret` is the fleet's, `life` 8 random bytes, `block` routing.prefix_block. `line` is set by who
-    builds both."""
+    """lines.End. `recalled` is called with each part of the others' snapshot. `secret` is the fleet's, `life` 8 random
+    bytes, `block` routing.prefix_block. `line` is set by who builds both."""
 
-    def __init__(self, fleet: Fleet, hub: Hub, secret: str, life: bytes, block: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        hub: Hub,
+        snapshot: Snapshot,
+        recalled: Callable[[Summary], None],
+        secret: str,
+        life: bytes,
+        block: int,
+    ) -> None:
         self.name = f"{socket.gethostname()}-{life.hex()}"
         self.seal = Seal(secret, life)
         self.line: Line
-        self._hub, self._codec = hub, Codec()
+        self._fleet, self._hub, self._snapshot, self._recalled = fleet, hub, snapshot, recalled
+        self._codec, self._summaries = Codec(), msgspec.msgpack.Decoder(Summary)
+        self._spoilt: Counter[Flaw] = Counter()
         self._outgoing = Outgoing(fleet, self.name, block, time.monotonic)
         self._incoming = Incoming(self.seal, block, self._heard, hub.part)
         self._problem: str | None = "not connected yet"
@@ -126,15 +141,41 @@ class Link:
         gone = [name for name in names if self._state(name) not in states]
         if gone:
             await store.strike(routers, gone)
+        await self._recall(store)
         self._settled.set()
+
+    async def _recall(self, store: Store) -> None:
+        """Take the others' snapshot, as far as it can be read."""
+        values = await store.read([self._part(replica.id) for replica in self._fleet.replicas])
+        for key, value in values.items():
+            self.received += len(value)
+            try:
+                summary = self._summaries.decode(self.seal.open(value, key.encode()))
+            except (Unusable, msgspec.DecodeError) as error:
+                self._spoilt[error.flaw if isinstance(error, Unusable) else Flaw.MALFORMED] += 1
+            else:
+                if key == self._part(summary.replica):
+                    self._recalled(summary)
 
     async def keep(self, store: Store) -> None:
         place = self._state(self.name)
+        written: dict[ReplicaId, Summary] = {}
         while True:
             if self._beat:
                 await store.enlist(self._routers, self.name)
                 await store.write(place, self.seal.close(self._beat, place.encode()), TTL)
+            for replica in owned(self._snapshot.summaries, self.name, self._incoming.peers):
+                summary = self._snapshot.summaries[replica]
+                if written.get(replica) is not summary:
+                    written[replica] = summary
+                    await self._write(store, summary)
             await asyncio.sleep(BEAT)
+
+    async def _write(self, store: Store, summary: Summary) -> None:
+        place = self._part(summary.replica)
+        sealed = self.seal.close(self._codec.encode(summary), place.encode())
+        self.sent += len(sealed)
+        await store.write(place, sealed, RECALLED)
 
     def turned(self, problem: str | None) -> None:
         if problem is not None:
@@ -175,7 +216,7 @@ class Link:
     @property
     def dropped(self) -> Mapping[str, int]:
         """News that was not taken, by flaw, and not told, as `queue`."""
-        return Counter(self._incoming.dropped) + Counter(queue=self._outgoing.dropped.total())
+        return Counter(self._incoming.dropped) + self._spoilt + Counter(queue=self._outgoing.dropped.total())
 
     # Small things.
 
@@ -195,6 +236,9 @@ class Link:
     @property
     def _routers(self) -> str:
         return f"{self.seal.prefix}routers"
+
+    def _part(self, replica: ReplicaId) -> str:
+        return f"{self.seal.prefix}{{{replica}}}:holds"
 
     def _state(self, router: PeerId) -> str:
         return f"{self.seal.prefix}{{{router}}}:state"

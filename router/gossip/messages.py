@@ -5,6 +5,7 @@ named tuples themselves lose their field types when the core is compiled, and co
 monotonic seconds, which all processes of a host share; what may come from another host tells ages instead.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,13 @@ class Report(Message):
     serial: int
 
 
+class Summarise(Message):
+    """Tell what is believed resident on a replica, compactly."""
+
+    serial: int
+    replica: str
+
+
 class Explain(Message):
     """Where would a request with this path and body go?"""
 
@@ -131,6 +139,13 @@ class Explained(Message):
 
     serial: int
     body: bytes
+
+
+class Summarised(Message):
+    """The answer to `Summarise`; None when the replica is none of the fleet."""
+
+    serial: int
+    summary: "Summary | None"
 
 
 class Refused(Message):
@@ -196,6 +211,16 @@ class Bye(Message):
     peer: str
 
 
+class Summary(Message):
+    """Who holds what on a replica in that epoch: `hashes` (core/recalled.py) in eight little-endian bytes each. It goes
+    up in answer to `Summarise`, and down to a worker that joins."""
+
+    replica: str
+    epoch: float | None
+    hashes: bytes
+    left_out: int
+
+
 Fleetwide = Load | Placed | Learned | Corrected | Full | Bye
 """What routers on different hosts tell one another. Ejections stay at home: what one host sees of a replica may be its
 own network."""
@@ -209,8 +234,8 @@ class Batch(Message):
     news: Sequence[Fleetwide]
 
 
-Down = Settings | Members | Drain | Report | Explain | Batch
-Up = Applied | Records | Reported | Explained | Refused
+Down = Settings | Members | Drain | Report | Explain | Summarise | Batch | Summary
+Up = Applied | Records | Reported | Explained | Summarised | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared
 
@@ -229,6 +254,16 @@ class Codec:
     def decode(self, data: bytes | memoryview) -> AnyMessage:
         """Raises msgspec.DecodeError for what is no message."""
         return self._decoder.decode(data)
+
+
+def packed(hashes: Sequence[int]) -> bytes:
+    """Hashes as a `Summary` has them."""
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def unpacked(data: bytes) -> Sequence[int]:
+    """The hashes of a `Summary`; half a one at the end is left out."""
+    return struct.unpack_from(f"<{len(data) // 8}Q", data)
 
 
 # Rows to the core's nouns.

@@ -24,6 +24,9 @@ from router.gossip.messages import (
     Placed,
     PlacedRow,
     Shared,
+    Summarise,
+    Summarised,
+    Summary,
 )
 
 TICK = 0.01
@@ -96,10 +99,24 @@ class News:
 
     # What others tell.
 
-    def hear_all(self, batch: Batch) -> None:
-        """Take what came from another host together."""
-        for message in batch.news:
-            self.hear(message)
+    def take(self, message: Batch | Summary | Summarise) -> None:
+        """Take what came from another host, or a part of a snapshot; or tell such a part."""
+        match message:
+            case Batch():
+                for news in message.news:
+                    self.hear(news)
+            case Summary():
+                self._fleet.recall(message.replica, message.epoch, messages.unpacked(message.hashes), self._now())
+            case Summarise():
+                self._summarise(message.serial, message.replica)
+
+    def _summarise(self, serial: int, replica: ReplicaId) -> None:
+        summary = None
+        if any(each.id == replica for each in self._fleet.replicas):
+            told = self._fleet.summary(replica)
+            epoch = self._fleet.replica(replica).epoch
+            summary = Summary(replica, epoch, messages.packed(told.hashes), told.left_out)
+        self._send(Summarised(serial, summary))
 
     def hear(self, message: Shared) -> None:
         """Take another router's news."""
@@ -174,4 +191,4 @@ class News:
         models = [(news.model, news.window, news.hot, news.learned) for news in fleet.learned()]
         rates = [(each.id, *each.rates()) for each in fleet.replicas]
         self._send(Learned(self._peer, models, rates))
-        fleet.peers.expire(now)
+        fleet.tidy(now)

@@ -37,6 +37,9 @@ from router.gossip.messages import (
     Reported,
     Settings,
     Shared,
+    Summarise,
+    Summarised,
+    Summary,
     Up,
 )
 
@@ -50,6 +53,7 @@ TOTALS = Totals(1, 2, 3, 4, 5, 6.5, 7.5, 8.5)
 LEARNED = LearnedNews((1.5, 1), (2.5, 2), (3.5, 3), (4.5, 4), 5.5, 6.5)
 MODEL = ModelNews("m", 7, [HASH], LEARNED)
 RATE = RateNews("r1", None, 0, 0.5, 3)
+SUMMARY = Summary("r1", 1.5, messages.packed([1, HASH]), 2)
 SAMPLE = EngineSample(1.5, 2, None, 0.5, 3, 4)
 
 EXAMPLES: list[AnyMessage] = [
@@ -58,6 +62,7 @@ EXAMPLES: list[AnyMessage] = [
     Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1), Records([RECORD], [0.5]),
     Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
     Full("r1", 2.5), Ejected("r1", "why", 5.0),
+    Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
     Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")]),

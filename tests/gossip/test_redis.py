@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from router.core.types import ReplicaId
+from router.gossip.messages import unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.redisserver import RedisServer, redis_server
 from tests.rig import until
@@ -135,6 +136,60 @@ async def test_a_router_that_joins_knows_the_load_of_the_others_before_it_serves
         assert sum(others(second).values()) == 4
         engine.end()
         await finished(streams)
+
+
+async def test_a_router_that_joins_sends_known_prompts_where_the_others_do_from_the_first(
+    tmp_path: Path,
+) -> None:
+    """CASES B4: also after the others have gone, as in a rolling restart of all."""
+    async with redis_server() as server, routers(tmp_path, server, 4) as (fleet, _):
+        first = await fleet.add("a")
+        prompts = [f"{number} " * 900 for number in range(40)]
+        sent = [(await first.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
+        await written(server, first)
+        second = await fleet.add("b")
+        assert sum(held(second).values()) == 0
+        answers = [await second.chat(prompt) for prompt in prompts]
+        assert [answer.headers["x-homing-replica"] for answer in answers] == sent
+        assert {answer.headers["x-homing-reason"] for answer in answers} == {"holder"}
+        await link(first).stop()
+        await written(server, second)
+        await link(second).stop()
+        third = await fleet.add("c")
+        assert [(await third.chat(prompt)).headers["x-homing-replica"] for prompt in prompts] == sent
+
+
+async def written(server: RedisServer, router: Crewed) -> None:
+    """Wait until all that this router knows can be read by one who joins."""
+    fleet = router.workers[0].fleet
+
+    async def is_there() -> bool:
+        found: list[int] = []
+        async with server.client() as client:
+            for replica in fleet.replicas:
+                key = link(router)._part(replica.id)
+                value = await client.get(key)
+                if value is not None:
+                    found += unpacked(
+                        link(router)._summaries.decode(link(router).seal.open(value, key.encode())).hashes
+                    )
+        known = [block for replica in fleet.replicas for block in fleet.summary(replica.id).hashes]
+        return set(found) >= set(known)
+
+    await eventually(is_there)
+
+
+async def test_a_snapshot_that_nobody_can_have_written_is_not_believed(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first = await fleet.add("a")
+        await first.chat("hello " * 900)
+        async with server.client() as client:
+            for key in (link(first)._part("r1"), link(first)._part("r2")):
+                await client.set(key, link(first).seal.close(b"no summary", key.encode()))
+            await client.set(link(first)._part("r2"), b"x" * 50)
+            second = await fleet.add("b")
+        assert dict(link(second).dropped) == {"malformed": 1, "foreign": 1}
+        assert (await second.chat("hello " * 900)).status == 200
 
 
 async def test_routers_of_two_fleets_have_nothing_in_common(tmp_path: Path) -> None:
