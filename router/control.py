@@ -115,7 +115,7 @@ class Control:
         """Probe, and answer on the admin port. `drained` are replicas that were so before this process, if known."""
         for replica in _urls(self.config).keys() & set(drained):
             self._health.drain(replica)
-        for work in (self._health.run(), self._keep_house(), self._keep_snapshot()):
+        for work in (self._health.run(), self._keep_house(), self.crew.keep_snapshot()):
             task = self._loop.create_task(work)
             task.add_done_callback(self._ended)
             self._tasks.append(task)
@@ -237,13 +237,6 @@ class Control:
                 if replica.id not in listed and not replica.whole.requests:
                     self.fleet.leave(replica.id)
                     self.crew.snapshot.forget(replica.id)
-
-    async def _keep_snapshot(self) -> None:
-        """Have each replica's part renewed in its turn."""
-        while True:
-            for replica in list(self.fleet.replicas):
-                await asyncio.sleep(PERIOD / len(self.fleet.replicas))
-                await self.crew.summarise(replica.id)
 
     async def renew_snapshot(self) -> bytes:
         """All parts, renewed if that is possible soon, for the process that takes over."""

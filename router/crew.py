@@ -48,7 +48,7 @@ from router.gossip.messages import (
     Summary,
 )
 from router.gossip.seal import root_key
-from router.gossip.snapshot import Snapshot
+from router.gossip.snapshot import PERIOD, Snapshot
 from router.reloading import Running
 
 log = logging.getLogger("homing.supervisor")
@@ -191,6 +191,13 @@ class Crew:
             asked = self._asked[serial] = _Asked({peer})
             self._ask(asked, Summarise(serial, replica))
             await self._answered(serial, asked, PATIENCE)
+
+    async def keep_snapshot(self) -> None:
+        """Have each replica's part renewed in its turn. Runs until cancelled."""
+        while True:
+            for replica in list(self._fleet.replicas):
+                await asyncio.sleep(PERIOD / len(self._fleet.replicas))
+                await self.summarise(replica.id)
 
     def recall(self, summary: Summary) -> None:
         """Have all workers believe a part of another's snapshot."""

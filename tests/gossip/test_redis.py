@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from loadtests.redisserver import RedisServer, redis_server
 from router.core.types import ReplicaId
 from router.gossip.messages import unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
-from tests.redisserver import RedisServer, redis_server
 from tests.rig import until
 from tests.scripted import ScriptedReplica
 
@@ -261,12 +261,12 @@ async def test_a_redis_that_is_frozen_is_found_out_and_taken_up_again(tmp_path: 
     async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
         first, second = [await fleet.add(name) for name in "ab"]
         await acquainted(first, second)
-        server.signal(signal.SIGSTOP)
+        server.process.signal(signal.SIGSTOP)
         try:
             await until(lambda: not link(first).up and not link(second).up, WITHIN)
             assert (await first.chat("hello " * 300)).status == 200
         finally:
-            server.signal(signal.SIGCONT)
+            server.process.signal(signal.SIGCONT)
         await until(lambda: link(first).up and link(second).up, WITHIN)
         await acquainted(first, second)
         await until(lambda: held(first) == held(second), WITHIN)
