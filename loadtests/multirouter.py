@@ -303,7 +303,7 @@ async def _all(arms: Sequence[Arm], plan: Plan) -> list[Result]:
 def multirouter(
     routers: Annotated[str, typer.Option(help="How many, one arm pair each.")] = "1,2,4,8",
     workers: Annotated[int, typer.Option(min=1, help="Of each router; 1 adds an arm of one router with two.")] = 1,
-    sessions: Annotated[int, typer.Option(min=1, help="Chats at a time.")] = 96,
+    sessions: Annotated[int, typer.Option(min=1, help="Chats at a time, five to four preambles.")] = 120,
     turns: Annotated[int, typer.Option(min=2, help="Of each chat, one in some 1.5 s.")] = 12,
     kill_redis: Annotated[bool, typer.Option("--kill-redis", help="kill -9, and back after 10 s.")] = False,
     rolling: Annotated[bool, typer.Option("--rolling", help="Replace one router after the other.")] = False,
@@ -312,7 +312,9 @@ def multirouter(
     seed: Annotated[int, typer.Option(help="Of the chats.")] = 0,
 ) -> None:
     """The same chats through more and more routers."""
-    shape = ChatShape(preambles=48, preamble_tokens=4_000, sessions=sessions, turns=turns, think_s=(0.5, 1.5))
+    shape = ChatShape(
+        preambles=4 * sessions // 5, preamble_tokens=3_000, sessions=sessions, turns=turns, think_s=(0.5, 1.5)
+    )
     plan = Plan(shape, seed, kill=kill_redis, rolling=rolling)
     counts = [(int(count), workers) for count in routers.split(",")]
     if workers == 1:
