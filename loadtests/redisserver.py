@@ -2,7 +2,6 @@
 PATH. It listens on loopback only, keeps nothing on disk, and never outlives its block.
 """
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -32,13 +31,14 @@ def binary() -> str:
 
 
 class RedisServer:
-    """One server on a port that stays its own. A restart is an empty one."""
+    """One server on a port that stays its own. A restart is an empty one. With a `config` it is a Sentinel."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, config: Path | None = None) -> None:
         self.port = free_port()
         keeps_nothing = ("--save", "", "--appendonly", "no", "--dir", str(directory))
-        command = (binary(), "--port", str(self.port), "--bind", HOST, *keeps_nothing, *options)
-        self.process = Process("redis-server", command, directory / "redis.log")
+        file = () if config is None else (str(config), "--sentinel")
+        command = (binary(), *file, "--port", str(self.port), "--bind", HOST, *keeps_nothing, *options)
+        self.process = Process("redis-server", command, directory / f"redis-{self.port}.log")
 
     @property
     def url(self) -> str:
@@ -51,6 +51,10 @@ class RedisServer:
     async def start(self) -> None:
         """Returns when it answers, were it only that a password is needed."""
         await self.process.start()
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Returns when it answers. Raises ProcessError when it does not."""
         await self.process.ready(self._answers, START_WITHIN_S)
 
     async def _answers(self) -> bool | None:
@@ -76,5 +80,5 @@ async def redis_server(*options: str) -> AsyncIterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="homing-redis-") as name:
         server = RedisServer(Path(name), *options)
         async with running([server.process], 1.0):
-            await asyncio.wait_for(server.process.ready(server._answers, START_WITHIN_S), START_WITHIN_S + 1)
+            await server.ready()
             yield server
