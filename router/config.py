@@ -3,8 +3,8 @@
 The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
 tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
 place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
-How the process itself is run is in operation.py, what passes through it in traffic.py, what routers share in sharing.py,
-what a value may be in fields.py.
+How the process itself is run is in operation.py, what passes through it in traffic.py, what routers share in
+sharing.py, what a value may be in fields.py.
 """
 
 from typing import Annotated, Literal

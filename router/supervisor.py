@@ -194,9 +194,7 @@ class Supervisor:
         with tempfile.TemporaryFile(prefix="homing-") as snapshot:
             snapshot.write(await self._control.renew_snapshot())
             snapshot.flush()
-            inheritance, descriptors = handover.told(
-                ready, snapshot, self._admin, self._clients, self._control.drained
-            )
+            inheritance, descriptors = handover.told(ready, snapshot, self._admin, self._clients, self._control.drained)
             command, environment = python("-m", "router.cli", "serve", "--config", self._loaded.document.source.name)
             return await asyncio.create_subprocess_exec(
                 *command, stdin=DEVNULL, pass_fds=descriptors, env=environment | inheritance
