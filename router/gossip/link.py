@@ -111,7 +111,10 @@ class Link:
     # lines.End.
 
     def tell(self) -> bytes | None:
-        batch = self._outgoing.batch(time.monotonic() < self._held_until)
+        held = time.monotonic() < self._held_until
+        batch = self._outgoing.batch(held)
+        if self._outgoing.queued and not held:
+            self.line.wake()
         return None if batch is None else self._sealed(batch)
 
     def beat(self) -> bytes:

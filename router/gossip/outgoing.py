@@ -48,7 +48,7 @@ class Outgoing:
     def __init__(self, fleet: Fleet, peer: PeerId, block: int, now: Callable[[], float]) -> None:
         self._fleet, self._peer, self._block, self._now = fleet, peer, block, now
         self._events: deque[_Event] = deque()
-        self._queued = 0
+        self.queued = 0  # Hashes, and one for each event.
         self._changed: set[ReplicaId] = set()
         self._learned: dict[PeerId, Learned] = {}
         self._sequence = 0
@@ -82,10 +82,10 @@ class Outgoing:
 
     def _queue(self, event: _Event) -> None:
         self._events.append(event)
-        self._queued += _weight(event)
-        while self._queued > MAX_QUEUED:
+        self.queued += _weight(event)
+        while self.queued > MAX_QUEUED:
             dropped = self._events.popleft()
-            self._queued -= _weight(dropped)
+            self.queued -= _weight(dropped)
             self.dropped[type(dropped).__name__ if isinstance(dropped, Corrected | Full) else Placed.__name__] += 1
 
     # What is told.
@@ -139,7 +139,7 @@ class Outgoing:
             found.append(Corrected(self._peer, event.replica, event.block) if isinstance(event, Corrected) else event)
         if rows:
             found.append(Placed(self._peer, rows))
-        self._queued -= weight
+        self.queued -= weight
         return found
 
 

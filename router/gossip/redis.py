@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -93,7 +94,8 @@ class RedisLine:
         self._access, self._channel, self._end, self._observe, self._rng = access, channel, end, observe, rng
         self._wanted = asyncio.Event()
         self._news: Redis | None = None
-        self._alive = False
+        self._alive = self._due = False
+        self._echoed_at = 0.0
         self._problem: str | None = None
 
     def wake(self) -> None:
@@ -123,39 +125,47 @@ class RedisLine:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._listen(heard))
-                    tasks.create_task(self._speak(news))
+                    tasks.create_task(self._speak(await _mouth(news)))
+                    tasks.create_task(self._beat())
                     tasks.create_task(self._keep(store))
             finally:
                 self._news, self._alive = None, False
 
     async def _listen(self, heard: PubSub) -> None:
-        last = time.monotonic()
         while True:
-            message = await heard.get_message(timeout=SILENCE)
-            now = time.monotonic()
+            # Without a time limit of its own, which would cost more than the reading: `_beat` looks.
+            message = await heard.get_message(timeout=None)
             if message is not None and message["type"] == "message" and self._end.hear(message["data"]):
-                last, self._alive = now, True
+                self._echoed_at, self._alive = time.monotonic(), True
                 self._turn(self._problem)
-            if now - last > SILENCE:
-                raise TimeoutError(f"nothing that was sent has come back for {SILENCE:g} s")
 
-    async def _speak(self, news: Redis) -> None:
-        due = 0.0
+    async def _beat(self) -> None:
+        """Have the heartbeat told in time, and see that it comes back."""
+        self._echoed_at = time.monotonic()
+        while time.monotonic() - self._echoed_at <= SILENCE:
+            self._due = True
+            self._wanted.set()
+            await asyncio.sleep(BEAT)
+        raise TimeoutError(f"nothing that was sent has come back for {SILENCE:g} s")
+
+    async def _speak(self, mouth: AbstractConnection) -> None:
+        """Publish over a connection that is for nothing else: it costs a third of the client's way through its pool."""
+        last = 0.0
         while True:
-            now = time.monotonic()
-            if now >= due:
-                due = now + BEAT
-                data: bytes | None = self._end.beat()
-            else:
-                self._wanted.clear()
-                data = self._end.tell()
+            await self._wanted.wait()
+            await asyncio.sleep(max(0.0, last + GAP - time.monotonic()))
+            self._wanted.clear()
+            due, self._due = self._due, False
+            data = self._end.beat() if due else self._end.tell()
             if data is not None:
-                await self._timed("publish", news.publish(self._channel, data))
-                await asyncio.sleep(GAP)
-            elif not self._wanted.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(due - now):  # wait_for can lose a cancellation.
-                        await self._wanted.wait()
+                last = time.monotonic()
+                await self._timed("publish", self._publish(mouth, data))
+            if due:
+                self._wanted.set()  # What it was wanted for else, if anything.
+
+    async def _publish(self, mouth: AbstractConnection, data: bytes) -> None:
+        await mouth.send_command("PUBLISH", self._channel, data)
+        await mouth.read_response()
 
     async def _keep(self, store: "RedisStore") -> None:
         await self._end.join(store)
@@ -257,6 +267,12 @@ async def connected(access: Access) -> AsyncIterator["tuple[Redis, Redis | Redis
             keys = RedisCluster(host=host, port=port, **options, **credentials)
             stack.push_async_callback(keys.aclose)
         yield news, keys
+
+
+async def _mouth(news: Redis) -> AbstractConnection:
+    """A connection of its own."""
+    connection: AbstractConnection = await news.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    return connection
 
 
 async def _first_that_answers(access: Access) -> tuple[str, int]:
