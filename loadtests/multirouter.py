@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
+from random import Random
 from statistics import median
 from time import monotonic
 from typing import Annotated
@@ -33,7 +34,7 @@ from rich.table import Table
 
 from loadtests.answer import request_body
 from loadtests.fleet import MODEL
-from loadtests.multirouter_bed import Replicas, Router, Spec, chooser, router
+from loadtests.multirouter_bed import Replicas, Router, Spec, router
 from loadtests.processes import Interrupted, ProcessError, run_until_signal
 from loadtests.redisserver import RedisServer, redis_server
 from loadtests.workloads import ChatShape, Message, Session, Workload, chat_workload
@@ -112,7 +113,7 @@ class _Run:
         self.routers: list[Router] = []
         self._stacks: list[AsyncExitStack] = []
         self._turns: Iterator[int] = cycle(range(1_000_000))
-        self._rng = chooser(plan.seed)
+        self._rng = Random(plan.seed)
         self._dispatched: dict[str, list[tuple[float, ReplicaId]]] = {}
         self.seen = Seen(in_flight=dict.fromkeys(self.replicas.drivers, 0))
 

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 import yaml
 
@@ -129,8 +128,3 @@ def _file(spec: Spec, replicas: Replicas, directory: Path) -> Path:
 
 def _ignore(*_: object) -> None:
     """Nothing is sent over HTTP here, and so nothing fails."""
-
-
-def chooser(seed: int) -> Random:
-    """For policies that draw."""
-    return Random(seed)
