@@ -18,7 +18,8 @@ cell       one kind of work on one proxy, and the one number that comes of it (`
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
 What a policy or a setting is worth: plays, plays_made, trace_plays; clock, sim_replica, sim_router, sim_gossip,
 simulation; sim_rows, sim_report, simulate.
-What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages.
+What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages,
+bench_profile.
 What it costs in the long run and beside a scrape: standins, paced; scrape, soak.
 Whether several routers decide as one: redisserver, multirouter_bed, multirouter.
 How it routes in special cases: hot_prefix (one prefix for all), two_workers (two processes beside one).

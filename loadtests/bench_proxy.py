@@ -21,7 +21,7 @@ import aiohttp
 import typer
 from rich.console import Console
 
-from loadtests import bench_report, bench_stages
+from loadtests import bench_profile, bench_report
 from loadtests.bench_arms import COMPILED, HOMING, Arm, ArmError, Site, choose
 from loadtests.bench_cells import Bench, Plan, Sample, Subject, write_bodies
 from loadtests.bench_report import STANDIN
@@ -67,7 +67,7 @@ def bench_proxy(
     plan = _plan(quick, rounds=rounds, seconds=seconds, connections=connections, prompts=prompts)
     try:
         if profile:
-            bench_stages.show(Console(), out)
+            bench_profile.show(Console(), out)
         else:
             _measure(plan, choose(compiled, peer or (), only or ()), pin, out)
     except Interrupted as stopped:

@@ -13,7 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,12 +21,9 @@ from typing import Any
 
 import uvloop
 import yaml
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 import router.core.fleet
-from loadtests.bench_cells import KIB, MODEL, body
+from loadtests.bench_cells import BIG, KIB, MODEL, body
 from loadtests.processes import HOST
 from router.app import Worker
 from router.core.record import Record
@@ -35,12 +32,14 @@ from router.gossip.channel import Channel
 from router.gossip.messages import Codec
 from router.loading import load
 from router.proxy import openai
+from router.proxy.condense import Condenser
 from router.proxy.heads import peer, request_head
 from router.proxy.relay import Relay
 from router.proxy.responses import ResponseReader
 from router.proxy.server import ClientConnection
 from router.proxy.upstream import Connection, Loss, Pool
 from router.proxy.wire import Request, RequestReader
+from router.tls import Pems
 
 SIZES_KIB = (0.5, 8.0, 32.0)
 LONG_PROMPT = 400_000
@@ -76,19 +75,28 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Stages by size; microseconds of CPU for a streamed chunk; milliseconds for the long prompt."""
+    """Stages by size; microseconds of CPU for a streamed chunk; milliseconds for the long prompt, and of the longest
+    slice in which a body of 16 MiB is read."""
 
     compiled: bool
     sizes: list[Stages]
     chunk: float
     long_prompt_ms: float
+    slice_ms: float
+
+
+class _Socket:
+    """tcp.Socket."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None:
+        pass
 
 
 class Transport(asyncio.Transport):
     """Swallows what is written, and counts the writes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"socket": _Socket()})
         self.writes = 0
 
     def write(self, data: Any) -> None:
@@ -260,9 +268,9 @@ def profile(passes: int = PASSES) -> Profile:
 async def _profile(passes: int) -> Profile:
     bed = Bed(_worker())
     try:
-        return Profile(
-            is_compiled(), _stages(bed, passes), _chunk_us(bed, passes), _long_prompt_us(bed, passes // 10) / 1000
-        )
+        asker = bed.worker.proxy.asker
+        long_ms, slice_ms = _long_prompt_us(asker, passes // 10) / 1000, _slice_us(asker, passes // 100 + 1) / 1000
+        return Profile(is_compiled(), _stages(bed, passes), _chunk_us(bed, passes), long_ms, slice_ms)
     finally:
         for pool in bed.worker.pools.values():
             pool.close()
@@ -281,7 +289,7 @@ def _worker() -> Worker:
         path = Path(name) / "router.yaml"
         path.write_text(yaml.safe_dump({"replicas": replicas}), encoding="utf-8")
         nobody = Channel(Codec(), lambda *_: None, lambda: None)
-        return Worker(asyncio.get_running_loop(), load(path).config, None, None, (), "profiled", nobody)
+        return Worker(asyncio.get_running_loop(), load(path).config, None, Pems(), None, (), "profiled", nobody)
 
 
 class _Way:
@@ -339,9 +347,9 @@ def _chunk_us(bed: Bed, passes: int) -> float:
     return spent
 
 
-def _long_prompt_us(bed: Bed, calls: int) -> float:
+def _long_prompt_us(asker: openai.Asker, calls: int) -> float:
     """Framing, JSON, prompt and chain of a prompt of LONG_PROMPT bytes."""
-    raw, reader, asker = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY), bed.worker.proxy.asker
+    raw, reader = request_bytes(body(LONG_PROMPT, 0)), RequestReader(MAX_BODY)
     endpoint = openai.endpoint(_PATH)
 
     def read() -> None:
@@ -351,29 +359,13 @@ def _long_prompt_us(bed: Bed, calls: int) -> float:
     return typical_us(read, calls)
 
 
-def table(of: Profile) -> Table:
-    """A row for each stage, a column for each size."""
-    grid = Table(box=SIMPLE_HEAD)
-    for name in ("stage", *(f"{size.kib:g} KB" for size in of.sizes)):
-        grid.add_column(name, justify="left" if name == "stage" else "right")
-    for stage in of.sizes[0].stages:
-        grid.add_row(stage, *(f"{size.stages[stage]:.1f}" for size in of.sizes))
-    grid.add_row("the exchange between", *(f"{size.rest:.1f}" for size in of.sizes), end_section=True)
-    grid.add_row("whole", *(f"{size.whole:.1f}" for size in of.sizes))
-    return grid
-
-
-def show(console: Console, out: Path | None) -> None:
-    """Measure, print, and write as JSON where asked. Raises OSError."""
-    measured = profile()
-    if out is not None:
-        out.write_text(json.dumps(asdict(measured), indent=2) + "\n", encoding="utf-8")
-    build = "compiled" if measured.compiled else "plain Python"
-    console.print(f"CPU in us per request, by stage; the router is {build}.", highlight=False)
-    console.print(table(measured))
-    console.print(f"A streamed chunk: {measured.chunk:.1f} us.", highlight=False)
-    verdict = "met" if measured.long_prompt_ms < LONG_PROMPT_GOAL_MS else "missed"
-    console.print(
-        f"Parse and hash of a prompt of {LONG_PROMPT // 1000} KB: {measured.long_prompt_ms:.2f} ms "
-        f"(goal: under {LONG_PROMPT_GOAL_MS:g} ms, {verdict}).", highlight=False,
-    )  # fmt: skip
+def _slice_us(asker: openai.Asker, calls: int) -> float:
+    """The longest stretch in which reading a big body lets nobody else in, as the median of so many bodies."""
+    content, endpoint, clock = body(BIG, 0), openai.endpoint(_PATH), time.thread_time_ns
+    longest = []
+    for _ in range(calls):
+        condenser, at = Condenser(content), [clock()]
+        at += [clock() for _ in condenser.slices()]
+        asker.read_condensed(endpoint, content, condenser)
+        longest.append(max(after - before for before, after in pairwise([*at, clock()])))
+    return median(longest) / 1000

@@ -19,6 +19,10 @@ class GossipPlan:
     loss: float = 0.0
     dead: bool = False
 
+    def __post_init__(self) -> None:
+        if not (self.delay_s >= 0 and self.every_s >= 0 and 0 <= self.loss <= 1):
+            raise ValueError("gossip takes times that are not negative, and a loss between 0 and 1")
+
 
 class Bus:
     """Everybody's messages to everybody else, each in the order in which they were sent."""

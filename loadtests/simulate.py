@@ -43,8 +43,8 @@ def run(
     requests: Annotated[int | None, typer.Option(min=1, help="How many; without: 2,000, or all of a trace.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 8,
     profile: Annotated[str, typer.Option(help=f"{', '.join(PROFILES)}.")] = "llama3-8b-h100",
-    routers: Annotated[int, typer.Option(min=1, max=64, help="How many share the traffic.")] = 1,
-    news: Annotated[float, typer.Option(min=0, help="Seconds for which news between them is held back.")] = 0.0,
+    routers: Annotated[str, typer.Option(help="How many, or their shares of the traffic: 7,1,1,1.", metavar="N")] = "1",
+    news: Annotated[str, typer.Option(help="How old their news grows: seconds, or dead.", metavar="AGE")] = "0",
     sweep: Annotated[
         str | None, typer.Option(help="A setting of `routing` and its values.", metavar="SETTING=V,V,...")
     ] = None,
@@ -62,8 +62,8 @@ def run(
       homing simulate -c router.yaml --workload whale --rate 60 --sweep spill.max_backlog_seconds=0.5,1,2,5,18
     """
     _check(trace, workload, rate, profile)
-    shares, gossip = (1.0,) * routers, GossipPlan(every_s=news)
     try:
+        shares, gossip = _shares(routers), GossipPlan(dead=True) if news == "dead" else GossipPlan(every_s=float(news))
         work = _Work(workload, rate, requests, None if trace is None else read(trace, requests))
         arms = {name: _routers(each, shares, gossip) for name, each in _arms(config, sweep).items()}
         rows = []
@@ -121,6 +121,13 @@ def _arms(config: Path, sweep: str | None) -> dict[str, Config]:
         raise ValueError(f"--sweep takes SETTING=VALUE,VALUE,..., not {sweep!r}")
     name = variable(("routing", *setting.removeprefix("routing.").split(".")))
     return {f"{setting}={value}": load(config, {**os.environ, name: value}).config for value in values.split(",")}
+
+
+def _shares(routers: str) -> tuple[float, ...]:
+    """Raises ValueError for what is neither a number of routers nor their shares."""
+    if "," not in routers:
+        return (1.0,) * int(routers)
+    return tuple(float(share) for share in routers.split(","))
 
 
 def _routers(config: Config, shares: tuple[float, ...], gossip: GossipPlan) -> RouterPlan:

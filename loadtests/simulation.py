@@ -9,7 +9,7 @@ that the router itself takes.
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -74,6 +74,10 @@ class RouterPlan:
     queue_seconds: float = 30.0
     shares: tuple[float, ...] = (1.0,)
     gossip: GossipPlan = field(default_factory=GossipPlan)
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) < 0 or not sum(self.shares):
+            raise ValueError("routers take at least one share of the traffic, and none below 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +170,14 @@ class _Simulation:
         self._shares = list(accumulate(routers.shares))
         self._routers = [self._router(routers, number, seed) for number in range(len(routers.shares))]
         self._open = play.requests
-        for name, speed in zip(plan.ids, plan.speeds, strict=True):
-            self._join(name, speed)
+        self._join(dict(zip(plan.ids, plan.speeds, strict=True)))
 
     def run(self, changes: Sequence[Change]) -> Outcome:
         for change in changes:
             self._clock.at(change.at, self._change, change)
         for part in self._play.parts:
             self._clock.at(part.start_s, self._say, part, 0)
+        self._clock.at(SAMPLE_S, self._readmit)
         self._clock.run(lambda: self._open > 0)
         done: dict[ReplicaId, Done] = {}
         for life in self._lives:
@@ -219,7 +223,7 @@ class _Simulation:
     def _change(self, change: Change) -> None:
         match change:
             case Join():
-                self._join(change.replica, change.speed)
+                self._join({change.replica: change.speed})
             case Leave():
                 self._leaving.add(change.replica)
                 self._mark(change.replica, State.DRAINING, "leaves")
@@ -231,17 +235,23 @@ class _Simulation:
             case Slow():
                 self._replicas[change.replica].change_profile(self._plan.at_speed(change.speed))
 
-    def _join(self, name: ReplicaId, speed: float) -> None:
-        profile = self._plan.at_speed(speed)
-        spec = ReplicaSpec(name)
-        if self._plan.told:
-            rate, step, kv = profile.prefill_tokens_per_second, profile.step_seconds, profile.kv_seconds_per_token
-            spec = ReplicaSpec(name, rate, step, kv)
+    def _join(self, speeds: Mapping[ReplicaId, float]) -> None:
+        """Replicas come; their gauges are looked at one after the other, spread over the period."""
+        now = self._clock.now
+        profiles = {name: self._plan.at_speed(speed) for name, speed in speeds.items()}
         for router in self._routers:
-            router.fleet.join([spec], self._clock.now)
-            router.fleet.serves(name, {MODEL: None})
-        self._start(name, profile)
-        self._clock.at(self._clock.now + SAMPLE_S * len(self._replicas) / len(self._plan.speeds), self._sample, name)
+            router.fleet.join([self._spec(name, profile) for name, profile in profiles.items()], now)
+            for name in profiles:
+                router.fleet.serves(name, {MODEL: None})
+        for number, (name, profile) in enumerate(profiles.items()):
+            self._start(name, profile)
+            self._clock.at(now + SAMPLE_S * (number + 1) / len(profiles), self._sample, name)
+
+    def _spec(self, name: ReplicaId, profile: Profile) -> ReplicaSpec:
+        if not self._plan.told:
+            return ReplicaSpec(name)
+        rate, step, kv = profile.prefill_tokens_per_second, profile.step_seconds, profile.kv_seconds_per_token
+        return ReplicaSpec(name, rate, step, kv)
 
     def _start(self, name: ReplicaId, profile: Profile) -> None:
         """A process begins, with an empty cache."""
@@ -279,9 +289,14 @@ class _Simulation:
             else:
                 self._hear(router, name, sample)
 
+    def _readmit(self) -> None:
+        """Each router looks at who has served its ejection."""
+        self._clock.at(self._clock.now + SAMPLE_S, self._readmit)
+        for router in self._routers:
+            router.fleet.readmit(self._clock.now)
+
     def _hear(self, router: SimRouter, name: ReplicaId, sample: EngineSample) -> None:
         if name in self._replicas:
             router.fleet.sampled(name, sample)
             router.fleet.sign_of_life(name, sample.at)
-            router.fleet.readmit(self._clock.now)
             router.freed()

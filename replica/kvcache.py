@@ -3,6 +3,8 @@
 Rules, all of them vLLM's (its `BlockPool` and `KVCacheManager`):
 
 - Every block is either held by at least one request or on the free list, never both and never neither.
+- Blocks that were never used come first on the free list. They are only counted, so that a big cache costs nothing
+  before it is used.
 - A free block keeps its name, and so can still be hit, until it is taken from the head of the free list.
 - A request's blocks return to the free list tail first, so that the tail of a prompt is evicted before its head:
   a head without its tail is still a hit, a tail without its head is not.
@@ -33,20 +35,20 @@ class PrefixCache:
         if blocks < 1:
             raise ValueError(f"a cache needs at least one block, not {blocks}")
         self.blocks = blocks
-        self._references = [0] * blocks
-        self._names: list[int | None] = [None] * blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self._references: list[int] = []
+        self._names: list[int | None] = []
+        self._free: OrderedDict[int, None] = OrderedDict()
         self._resident: dict[int, int] = {}
 
     @property
     def free(self) -> int:
         """Blocks that no request holds; named ones among them can still be hit."""
-        return len(self._free)
+        return len(self._free) + self.blocks - len(self._references)
 
     @property
     def usage(self) -> float:
         """Share of the blocks that requests hold, 0 to 1 (`vllm:kv_cache_usage_perc`)."""
-        return 1 - len(self._free) / self.blocks
+        return 1 - self.free / self.blocks
 
     @property
     def resident(self) -> int:
@@ -71,7 +73,7 @@ class PrefixCache:
         since holding it takes it away from there.
         """
         references, free = self._references, self._free
-        if extra + [references[block] for block in hits].count(0) > len(free):
+        if extra + [references[block] for block in hits].count(0) > self.free:
             return None
         for block in hits:
             if not references[block]:
@@ -83,7 +85,7 @@ class PrefixCache:
 
     def extend(self, table: list[int], extra: int) -> bool:
         """Append `extra` fresh blocks to a table; False, and nothing changed, when there are too few."""
-        if extra > len(self._free):
+        if extra > self.free:
             return False
         self._take(table, extra)
         return True
@@ -107,11 +109,16 @@ class PrefixCache:
     def forget(self) -> None:
         """Drop every name: nothing can be hit until it is computed again. Held blocks stay held."""
         self._resident.clear()
-        self._names = [None] * self.blocks
+        self._names = [None] * len(self._names)
 
     def _take(self, table: list[int], count: int) -> None:
         references, names = self._references, self._names
-        for _ in range(count):
+        unused = min(count, self.blocks - len(references))
+        if unused:
+            table.extend(range(len(references), len(references) + unused))
+            references.extend([1] * unused)
+            names.extend([None] * unused)
+        for _ in range(count - unused):
             block, _ = self._free.popitem(last=False)
             name = names[block]
             if name is not None:

@@ -53,14 +53,18 @@ from router.gossip.messages import (
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
+from router.handshakes import Trust
+from router.proxy import tcp
 from router.proxy.bounds import Bounds, Times
 from router.proxy.clients import Clients
 from router.proxy.context import Proxy
+from router.proxy.entrance import Entrance
 from router.proxy.explaining import explain
 from router.proxy.openai import Asker
-from router.proxy.server import ClientConnection
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
+from router.tls import Pems, for_clients, for_replicas
+from router.tlsconfig import TlsConfig
 
 log = logging.getLogger("homing.worker")
 
@@ -82,6 +86,7 @@ class Worker:
         loop: asyncio.AbstractEventLoop,
         config: Config,
         token: str | None,
+        pems: Pems,
         root: bytes | None,
         clients: Sequence[socket.socket],
         peer: PeerId,
@@ -113,8 +118,12 @@ class Worker:
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,
             token.encode() if token else None,
+            config.proxy.half_close,
         )
         self.clients = Clients(self.proxy)
+        self.entrance = Entrance(self.proxy, self.clients, self._reporter.handshake)
+        self._secured: tuple[TlsConfig, Pems] | None = None
+        self._secure(config.tls, pems)
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
@@ -128,11 +137,8 @@ class Worker:
         self._news.start()
         self.clients.sweep()
         for listening in self._listening:
-            self._servers.append(
-                await self._loop.create_server(
-                    lambda: ClientConnection(self.proxy, self.clients), sock=listening, backlog=BACKLOG
-                )
-            )
+            tcp.keep_alive(listening)
+            self._servers.append(await self._loop.create_server(self.entrance.admit, sock=listening, backlog=BACKLOG))
 
     # What the supervisor tells.
 
@@ -169,11 +175,13 @@ class Worker:
         proxy = self.proxy
         proxy.asker = _asker(config, settings.root)
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
+        proxy.half_close = config.proxy.half_close
         proxy.max_refusals = config.retry.max_refusals
         proxy.budget.share = config.retry.budget
         proxy.bounds, proxy.times = _bounds(config), _times(config)
         self.clients.adjust()
         proxy.token = settings.token.encode() if settings.token else None
+        self._secure(config.tls, Pems(*settings.pems))
         self._populate(config)
         self._write_log(config.log.requests)
         self.waiting.wake()
@@ -237,6 +245,17 @@ class Worker:
         replica, seconds = transition.replica, self.fleet.replica(transition.replica).conduct.until - time.monotonic()
         self._channel.send(Ejected(replica, transition.reason, seconds))
 
+    # TLS.
+
+    def _secure(self, config: TlsConfig, pems: Pems) -> None:
+        """Have new connections as settings and certificates say. Nothing happens to open ones, nor when all is as it
+        was: a new context knows no sessions of the old one."""
+        if (config, pems) == self._secured:
+            return
+        self._secured = (config, pems)
+        self.entrance.context = for_clients(config, pems)
+        self._trust = Trust(for_replicas(config.replicas, pems), config.replicas.server_name)
+
     # Members of the fleet.
 
     def _populate(self, config: Config) -> None:
@@ -260,9 +279,11 @@ class Worker:
             pool.retire()
             self._retired.append(pool)
             pool = None
+        trust = self._trust if address.secure else None
         if pool is None:
-            pool = self.pools[replica] = Pool(self._loop, address, timeout)
+            pool = self.pools[replica] = Pool(self._loop, address, timeout, trust)
         pool.connect_timeout = timeout
+        pool.secure(trust)
 
     def _let_go(self) -> None:
         """Part with removed replicas that have nothing under way here."""
@@ -351,7 +372,7 @@ def _bounds(config: Config) -> Bounds:
 
 def _times(config: Config) -> Times:
     times = config.timeouts
-    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request)
+    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request, times.handshake)
 
 
 def configuration(settings: Settings) -> Config:
@@ -366,4 +387,5 @@ def _address(replica: ReplicaConfig) -> Address:
     url = urlsplit(replica.url)
     assert url.hostname is not None
     base = url.path.rstrip("/").encode()
-    return Address(url.hostname, url.port or 80, base, url.netloc.encode())
+    secure = url.scheme == "https"
+    return Address(url.hostname, url.port or (443 if secure else 80), base, url.netloc.encode(), secure)

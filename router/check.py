@@ -1,10 +1,12 @@
 """`homing check` and `homing config ...`: what an operator asks about a configuration, with no router running.
 
-Nothing here opens a socket or resolves a name, so that it can run where the fleet cannot be reached: in CI.
+Nothing here opens a socket or resolves a name, so that it can run where the fleet cannot be reached: in
+CI. Where the certificates are not either, there is `--no-files`; other secrets are not looked at.
 """
 
 import json
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +34,9 @@ def check(
     file: Annotated[Path, typer.Argument(help="The YAML file.", metavar="FILE")],
     output: Annotated[Output, typer.Option(help="How to tell.")] = Output.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
+    files: Annotated[
+        bool, typer.Option("--files/--no-files", help="Whether the certificates that `tls` names are read, too.")
+    ] = True,
 ) -> None:
     """Check a configuration, HOMING__* variables included. Connects to nothing.
 
@@ -41,9 +46,11 @@ def check(
 
       homing check router.yaml
 
-      homing check --strict --output github deploy/router.yaml
+      homing check --strict --output github --no-files deploy/router.yaml
     """
-    _, problems = inspect(file)
+    loaded, problems = inspect(file)
+    if files and loaded is not None:
+        problems = [*problems, *loaded.pems(datetime.now(UTC))[1]]
     if output is Output.TEXT:
         _print(render.text(problems, str(file), render.is_colored(sys.stdout)))
     else:

@@ -3,8 +3,8 @@
 The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
 tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
 place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
-How the process itself is run is in operation.py, what passes through it in traffic.py, what routers share in
-sharing.py, what a value may be in fields.py.
+How the process itself is run is in operation.py, what passes through it in traffic.py, TLS in tlsconfig.py, what
+routers share in sharing.py, what a value may be in fields.py.
 """
 
 from typing import Annotated, Literal
@@ -33,6 +33,7 @@ from router.fields import (
 from router.operation import AdminConfig, DrainConfig, LogConfig, ReadyConfig
 from router.settings import About, Fault, Section, section
 from router.sharing import GossipConfig
+from router.tlsconfig import TlsConfig
 from router.traffic import LimitsConfig, ProxyConfig, RetryConfig, TimeoutsConfig
 from router.values import Endpoint
 
@@ -50,7 +51,7 @@ class ReplicaConfig(Model):
             example="r1",
         ),
     ]
-    url: Annotated[Url, About("Where the engine listens; without /v1.", example="http://127.0.0.1:8101")]
+    url: Annotated[Url, About("Where the engine listens, http or https; without /v1.", example="http://127.0.0.1:8101")]
     api_key_file: Annotated[
         str | None,
         About(
@@ -245,6 +246,7 @@ class Config(Model):
     models: dict[str, ModelConfig] = {}  # noqa: RUF012 - As above.
     routing: RoutingConfig = RoutingConfig()
     proxy: ProxyConfig = ProxyConfig()
+    tls: TlsConfig = TlsConfig()
     limits: LimitsConfig = LimitsConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     retry: RetryConfig = RetryConfig()

@@ -26,16 +26,19 @@ from router.admin.checks import Check
 from router.admin.metrics import Metrics, Setup, Sources
 from router.admin.shared import Operations
 from router.admin.tally import Tally
+from router.certificates import expiries
 from router.config import Config
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
 from router.crew import Crew
 from router.diagnostics import ConfigError, Problem
 from router.gossip.snapshot import PERIOD
+from router.handshakes import Trust
 from router.linking import link
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
-from router.reloading import Change, change, running
+from router.reloading import Change, Running, change, running
+from router.tls import for_replicas
 
 log = logging.getLogger("homing.supervisor")
 
@@ -74,9 +77,16 @@ class Control:
         self.tally = Tally(self.fleet, config.limits.label_values)
         self.crew = Crew(self.fleet, self.tally, self._running, time.monotonic, self._refused, self._ejected)
         self._health = Health(
-            self.fleet, _urls(config), _probes(config), Random(), self._probed, self.tally, secrets.api_keys
+            self.fleet,
+            _urls(config),
+            _probes(config),
+            Random(),
+            self._probed,
+            self.tally,
+            secrets.api_keys,
+            _trust(self._running),
         )
-        self._setup = Setup(config.routing.policy, _hash(config), True, time.time())
+        self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
         sources = Sources(
             self._setup,
             self._health.missing,
@@ -183,6 +193,8 @@ class Control:
                     log.error("not reloaded: %s", render.problem_text(problem))
                 told: dict[str, Any] = json.loads(render.as_json(problems, str(self._file)))
                 return False, told
+            for problem in problems:
+                log.warning("%s", render.problem_text(problem))
             found = change(self._running, loaded, secrets)
             await self._take(found)
             return True, {"changed": found.changed, "needs_restart": found.needs_restart}
@@ -195,11 +207,12 @@ class Control:
         self.fleet.join([each.spec() for each in config.replicas if each.id not in known], now)
         for each in config.replicas:
             self.fleet.replica(each.id).respec(each.spec())
-        self._health.adjust(_urls(config), _probes(config), found.running.secrets.api_keys)
+        self._health.adjust(_urls(config), _probes(config), found.running.secrets.api_keys, _trust(found.running))
         self.tally.labels.bound = config.limits.label_values
         setup = self._setup
         setup.policy, setup.config_hash, setup.reloaded = config.routing.policy, _hash(config), True
         setup.reloaded_at = time.time()
+        setup.certificates = expiries(found.running.secrets.pems)
         log.info("reloaded: %s", "; ".join(found.changed) or "nothing has changed")
         if found.needs_restart:
             log.warning("needs a restart (or SIGUSR2): %s", "; ".join(found.needs_restart))
@@ -274,14 +287,20 @@ class Control:
 
 
 def _read(file: Path) -> tuple[Loaded | None, Secrets | None, list[Problem]]:
-    """The configuration and its secrets, or what is wrong with them."""
+    """The configuration and its secrets, with warnings, or what is wrong with them."""
     loaded, problems = inspect(file)
     if loaded is None:
         return None, None, problems
     try:
-        return loaded, loaded.secrets(), []
+        return loaded, *loaded.examined()
     except ConfigError as error:
         return loaded, None, error.problems
+
+
+def _trust(running: Running) -> Trust:
+    """How replicas are probed by TLS."""
+    config = running.config.tls.replicas
+    return Trust(for_replicas(config, running.secrets.pems), config.server_name)
 
 
 def _urls(config: Config) -> dict[ReplicaId, str]:

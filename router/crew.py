@@ -220,9 +220,10 @@ class Crew:
 
     def _set(self, peer: PeerId, serial: int) -> None:
         """Tell a worker how it is set, and of all replicas."""
-        running, secret = self._running, self._running.secrets.gossip
-        root = root_key(secret) if secret else None
-        self.hub.send(peer, Settings(serial, peer, running.values, running.secrets.admin_token, root), must=True)
+        running, secrets = self._running, self._running.secrets
+        root = root_key(secrets.gossip) if secrets.gossip else None
+        settings = Settings(serial, peer, running.values, secrets.admin_token, secrets.pems, root)
+        self.hub.send(peer, settings, must=True)
         self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
 
     def _tell_changed(self) -> None:
@@ -247,6 +248,7 @@ class Crew:
                     self._tally.record(messages.record(row))
                 for lag in message.lags:
                     self._tally.lag.observe(lag)
+                self._tally.handshakes.update(message.handshakes)
             case Reported() | Explained() | Applied() | Summarised():
                 self._answer(peer, message)
             case Refused():

@@ -17,6 +17,16 @@ WILDCARDS = frozenset((values.EVERYWHERE, "::"))
 
 LEAST = 'the least that works: `replicas: [{id: r1, url: "http://127.0.0.1:8101"}]`'
 
+_CERTIFICATE, _KEY = "certificate_file", "key_file"
+_TOGETHER: tuple[tuple[Path, Path], ...] = (
+    (("tls", _CERTIFICATE), ("tls", _KEY)),
+    (("tls", _KEY), ("tls", _CERTIFICATE)),
+    (("tls", "client_ca_file"), ("tls", _CERTIFICATE)),
+    (("tls", "replicas", _CERTIFICATE), ("tls", "replicas", _KEY)),
+    (("tls", "replicas", _KEY), ("tls", "replicas", _CERTIFICATE)),
+)
+"""The first means nothing without the second."""
+
 _NUMERIC = frozenset((Kind.INTEGER, Kind.NUMBER))
 
 
@@ -35,6 +45,7 @@ class Doctor:
             *self._one_port(),
             *self._gossip(),
             *self._secrets(),
+            *self._pairs(),
         ]
         told: dict[tuple[Path, bool], Problem] = {}
         for problem in found:
@@ -189,6 +200,13 @@ class Doctor:
             remedy = "`openssl rand -hex 32 > secret`, on every router the same, and `secret_file: secret`"
             message = "`gossip.secret_file` is missing: hashes of prompts without a secret can be guessed"
             yield self._problem("H131", ("gossip", "url"), message, remedy=remedy)
+
+    def _pairs(self) -> Iterator[Problem]:
+        """Of TLS: settings that say nothing without another one."""
+        for path, other in _TOGETHER:
+            if _get(self._document.values, path) and not _get(self._document.values, other):
+                message = f"`{path[-1]}` needs `{other[-1]}` beside it"
+                yield self._problem("H145", path, message, remedy=f"set `{dotted(other)}`, or neither")
 
     def _secrets(self) -> Iterator[Problem]:
         for path in self._document.places:

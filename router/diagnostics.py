@@ -20,6 +20,7 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _SECRETS = (
     re.compile(r"(://)[^\s/@]+(?=@)"),  # user and password in a URL
     re.compile(r"(?i)\b()(?:sk|hf|ghp|gho|xox[abp])[-_][\w-]{8,}"),  # keys of well-known services
+    re.compile(r"()-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"'#]*"),
     re.compile(r"(?i)((?:_key|(?<!per_)token|password|secret)[\"']?\s*[:=]\s*[\"']?)[^\s#,}\"']+"),
 )
 
@@ -63,10 +64,16 @@ CODES: Mapping[str, str] = {
     "H129": "A feature of YAML that is not supported",
     "H130": "Not a Redis URL",
     "H131": "Gossip without a secret",
+    "H140": "A file for TLS cannot be read",
+    "H141": "No certificate or key of PEM form",
+    "H142": "A key that is not the certificate's",
+    "H143": "A key with a password",
+    "H144": "A certificate is out of date",
+    "H145": "TLS settings that belong together",
 }
 """Code -> title, as in docs/errors.md."""
 
-WARNINGS = frozenset({"H118"})
+WARNINGS = frozenset({"H118", "H144"})
 """The codes that do not make a configuration invalid."""
 
 

@@ -23,6 +23,7 @@ Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
 MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]
 MaybeNumber = Annotated[float | None, Field(gt=0, allow_inf_nan=False), _UNITLESS]
 MaybeShare = Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False), _UNITLESS]
+MaybeHost = Annotated[str | None, BeforeValidator(values.host)]
 RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
 
 

@@ -19,7 +19,8 @@ from router.admin import requestlog
 from router.app import Worker, configuration
 from router.gossip.channel import Channel
 from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
-from router.sockets import close_others
+from router.sockets import allow_descriptors, close_others
+from router.tls import Pems
 
 COLLECT = 10_000
 """More objects made than freed, between two looks for unreachable cycles: a busy worker's in a second."""
@@ -72,7 +73,16 @@ async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
     joining = _Joining(loop)
     channel = await Channel.over(line, Codec(), joining.heard, joining.lost)
     settings = await joining.settings
-    worker = Worker(loop, configuration(settings), settings.token, settings.root, clients, settings.peer, channel)
+    worker = Worker(
+        loop,
+        configuration(settings),
+        settings.token,
+        Pems(*settings.pems),
+        settings.root,
+        clients,
+        settings.peer,
+        channel,
+    )
     await joining.begin(worker)
     channel.send(Applied(settings.serial), must=True)
     return worker
@@ -82,6 +92,7 @@ async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
     worker = await join(line, clients)
     _collect_less()
     logging.getLogger().setLevel(worker.config.log.level.upper())
+    allow_descriptors(worker.config.limits.connections)
     await worker.stopped.wait()
 
 

@@ -8,14 +8,17 @@ Reading opens this one file and the secrets that it names, never a socket, and r
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path as File
 from typing import NamedTuple
 
+from router.certificates import examine
 from router.config import Config, tree, validate
 from router.diagnose import LEAST, Doctor
 from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, nearest
 from router.document import Document, parse
 from router.settings import ITEM, Section, Setting, find, walk
+from router.tls import PEM_SETTINGS, Pems
 from router.values import literal, written
 
 MAX_BYTES = 1 << 20
@@ -32,10 +35,12 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What the files named by `admin.token_file`, `replicas[].api_key_file` and in `gossip` hold. Not for any log."""
+    """What the files named by `admin.token_file`, `replicas[].api_key_file`, `tls` and in `gossip` hold. Not for any
+    log."""
 
     admin_token: str | None
     api_keys: Mapping[str, str]
+    pems: Pems
     gossip: str | None = None
     redis_password: str | None = None
 
@@ -79,7 +84,11 @@ class Loaded:
         return Problem(code, message, file, span, path, help=remedy)
 
     def secrets(self) -> Secrets:
-        """Read the files that hold secrets. Raises ConfigError with all that cannot be read."""
+        """Read the files that hold secrets. Raises ConfigError with all that cannot be used."""
+        return self.examined()[0]
+
+    def examined(self) -> tuple[Secrets, list[Problem]]:
+        """The same, and warnings of what can be used all the same."""
         problems: list[Problem] = []
         token = self._secret(("admin", "token_file"), self.config.admin.token_file, problems)
         keys = {
@@ -89,14 +98,52 @@ class Loaded:
         gossip = self.config.gossip
         secret = self._secret(("gossip", "secret_file"), gossip.secret_file, problems, MIN_SECRET)
         password = self._secret(("gossip", "password_file"), gossip.password_file, problems)
-        if problems:
-            raise ConfigError(problems)
-        return Secrets(token, {replica: key for replica, key in keys.items() if key is not None}, secret, password)
+        pems, found = self.pems(datetime.now(UTC))
+        errors = [*problems, *(problem for problem in found if problem.severity is Severity.ERROR)]
+        if errors:
+            raise ConfigError(errors)
+        return Secrets(
+            token, {replica: key for replica, key in keys.items() if key is not None}, pems, secret, password
+        ), found
+
+    def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
+        """What the files of the section `tls` hold, and everything that is wrong with it, warnings included."""
+        problems: list[Problem] = []
+        texts: list[bytes | None] = []
+        for setting in PEM_SETTINGS:
+            path: Path = tuple(setting.split("."))
+            name, text = self._named(path), None
+            if name is not None and "-----BEGIN" in name:
+                why = f"`{path[-1]}` is the name of a file, and not what it holds"
+                problems.append(self.problem("H140", path, why))
+            elif name is not None:
+                try:
+                    text = _read(self._beside(name))
+                except (OSError, ValueError) as error:  # ValueError: a name that no file can have.
+                    why = f"the file {name} cannot be read: {getattr(error, 'strerror', None) or error}"
+                    problems.append(self.problem("H140", path, why, "is it there, and may this user read it?"))
+            texts.append(text)
+        pems = Pems(*texts)
+        for code, path, message, remedy in examine(pems, now):
+            problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
+        return pems, problems
+
+    def _named(self, path: Path) -> str | None:
+        """The name of a file that a plain section of settings has."""
+        value: object = self.config
+        for part in path:
+            value = getattr(value, str(part))
+        assert value is None or isinstance(value, str)
+        return value
+
+    def _beside(self, name: str) -> File:
+        """A file that the configuration names: a relative path begins at its directory."""
+        return File(self.document.source.name).parent / name
 
     def _secret(self, path: Path, name: str | None, problems: list[Problem], least: int = 1) -> str | None:
         if name is None:
             return None
-        file = File(self.document.source.name).parent / name
+        file = self._beside(name)
         try:
             text = _read(file).decode().strip()
             wrong = _unusable(text, least)

@@ -14,6 +14,7 @@ from router.config import Config, tree, validate
 from router.diagnostics import Path, mask
 from router.loading import Loaded, Secrets
 from router.settings import Section, Setting
+from router.tls import PEM_SETTINGS
 from router.values import literal, written
 
 HIDDEN = "***"
@@ -128,3 +129,6 @@ def _secrets(old: Secrets, new: Secrets) -> Iterator[str]:
     for replica in old.api_keys.keys() & new.api_keys.keys():
         if old.api_keys[replica] != new.api_keys[replica]:
             yield f"replicas.{replica}.api_key_file (its content) {HIDDEN} -> {HIDDEN}"
+    for name, before, after in zip(PEM_SETTINGS, old.pems, new.pems, strict=True):
+        if before and after and before != after:
+            yield f"{name} (its content) {HIDDEN} -> {HIDDEN}"

@@ -8,7 +8,7 @@ from router.fields import Model, RedisAddress
 from router.settings import About
 
 
-class TlsConfig(Model):
+class RedisTlsConfig(Model):
     text = "For rediss:// addresses; a relative path begins in this file's directory."
 
     ca_file: Annotated[
@@ -50,4 +50,4 @@ class GossipConfig(Model):
         About("Redis' ACL user; null: its default one. It needs the keys and channels `homing:*`.", "restart"),
     ] = None
     password_file: Annotated[str | None, About("File with that user's password; null: it has none.", "restart")] = None
-    tls: TlsConfig = TlsConfig()
+    tls: RedisTlsConfig = RedisTlsConfig()

@@ -6,7 +6,9 @@ The owner of a port is read from /proc (Linux); elsewhere, or where another user
 """
 
 import errno
+import logging
 import os
+import resource
 import socket
 from collections.abc import Collection
 from ipaddress import ip_address
@@ -14,7 +16,10 @@ from pathlib import Path
 
 from router.values import Endpoint
 
+log = logging.getLogger("homing.sockets")
+
 BACKLOG = 4096
+SPARE = 256
 LISTENING = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
@@ -66,6 +71,16 @@ def _vacant(endpoint: Endpoint) -> Endpoint:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # As create_server has it.
         probe.bind((endpoint.host, endpoint.port))
         return Endpoint(endpoint.host, probe.getsockname()[1])
+
+
+def allow_descriptors(connections: int) -> None:
+    """Take as many descriptors as the system grants this process; a login's usual 1,024 are a start value. A client's
+    connection takes one, and another to a replica; SPARE are for all else."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wanted = 2 * connections + SPARE
+    if resource.RLIM_INFINITY != most < wanted:
+        log.warning("limits.connections: %d may take %d descriptors, and %d are granted", connections, wanted, most)
 
 
 def is_at(listening: socket.socket, endpoint: Endpoint) -> bool:

@@ -145,7 +145,7 @@ class Supervisor:
         except OSError as error:
             log.error("no new process can be started (%s); this one goes on", error)  # noqa: TRY400  No bug of ours.
         finally:
-            self._replacing = self._control.handing_over = False
+            self._replacing, self._control.handing_over = False, self._replaced
         if self._replaced:
             self._stop.set()
 
@@ -318,7 +318,7 @@ def _banner(loaded: Loaded, states: Mapping[ReplicaId, State], clients: socket.s
         changes[MAX_CHANGES:] = [f"    and {len(changes) - MAX_CHANGES} more: homing config show --origin"]
     return "\n".join([
         f"homing {installed('homing')}, policy {config.routing.policy}",
-        f"  listening on {_url(clients)}",
+        f"  listening on {_url(clients, 'https' if config.tls.certificate_file else 'http')}",
         f"  admin port   {_url(admin)}",
         f"  workers      {workers(loaded)}",
         f"  replicas     {shown}",
@@ -327,9 +327,9 @@ def _banner(loaded: Loaded, states: Mapping[ReplicaId, State], clients: socket.s
     ])  # fmt: skip
 
 
-def _url(listening: socket.socket) -> str:
+def _url(listening: socket.socket, scheme: str = "http") -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://{Endpoint(host, port)}"
+    return f"{scheme}://{Endpoint(host, port)}"
 
 
 async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> bool:
@@ -354,8 +354,10 @@ def serve(config: Annotated[File, typer.Option("--config", "-c", help="The YAML 
     """
     try:
         loaded = load(config)
-        secrets = loaded.secrets()
         logging.basicConfig(level=loaded.config.log.level.upper(), format=LOG_FORMAT)
+        secrets, warnings = loaded.examined()
+        for problem in warnings:
+            log.warning("%s", problem_text(problem))
         well = uvloop.run(_serve(loaded, secrets, handover.inherited(os.environ)))
     except ConfigError as error:
         for problem in error.problems[:MAX_SHOWN]:

@@ -18,6 +18,13 @@ class ProxyConfig(Model):
             "None, because one client's call would hurt all the others.",
         ),
     ] = []  # noqa: RUF012 - pydantic copies it, as it does every default.
+    half_close: Annotated[
+        bool,
+        About(
+            "Whether a client that closes its writing side still waits for its answer. false: it has left, and the "
+            "replica stops, because a program that is gone looks just so. Not with TLS."
+        ),
+    ] = False
 
 
 class LimitsConfig(Model):
@@ -37,8 +44,9 @@ class LimitsConfig(Model):
         Size,
         Field(ge=1 << 20, le=1 << 40),
         About(
-            "Bytes of all request bodies that are held at a time: each is, until its answer begins. One more is "
-            "answered 503 with Retry-After, which clients send again by themselves. 512MiB: 16 of the largest."
+            "Bytes of all request bodies that are held at a time: large ones until their answer begins, those under "
+            "64KiB until it ends. One more is answered 503 with Retry-After, and clients send it again by themselves. "
+            "512MiB: 16 of the largest."
         ),
     ] = 512 << 20
     connections: Annotated[
@@ -77,6 +85,10 @@ class TimeoutsConfig(Model):
         Field(gt=0, le=60),
         About("To connect to a replica; then the next one is tried."),
     ] = 2.0
+    handshake: Annotated[
+        MaybeDuration,
+        About("For a client's TLS handshake, three round trips; then the connection is cut off. No request has begun."),
+    ] = 10.0
     head: Annotated[
         MaybeDuration,
         About(

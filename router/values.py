@@ -6,7 +6,7 @@ Pure. A parser raises `Wrong`, whose text completes "`setting` ..." and whose su
 import json
 import re
 from enum import StrEnum
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import AddressValueError, IPv4Address, ip_address
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,7 +17,7 @@ _BYTES: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 DURATION_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"
 SIZE_PATTERN: Final = r"^[0-9]{1,9}(KiB|MiB|GiB)$"
 ADDRESS_PATTERN: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
-URL_PATTERN: Final = r"^http://[^/?#@\s]+(/[^?#\s]*)?$"
+URL_PATTERN: Final = r"^https?://[^/?#@\s]+(/[^?#\s]*)?$"
 REDIS_PATTERN: Final = r"^rediss?(\+sentinel|\+cluster)?://[^/?#@\s]+(/[^?#@\s]*)?$"
 """Patterns of the JSON Schema; what they cannot say (a port's range, a trailing /v1) the parsers here do."""
 
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     FLAG = "true or false"
     TEXT = "text"
     ADDRESS = "an address to listen on, HOST:PORT"
-    URL = "a URL, http://HOST:PORT"
+    URL = "a URL, http://HOST:PORT or https://HOST:PORT"
     REDIS = "a Redis URL, redis://HOST:PORT"
     WORKERS = "a whole number, or auto"
     CHOICE = "a word out of a few"
@@ -144,6 +144,8 @@ def url(value: object) -> str:
     _check_scheme(text, parts)
     if not parts.hostname or re.search(r"\s", text) or port == 0:
         raise Wrong("H112", f"is {Kind.URL}, not {shown(value)}")
+    if parts.scheme == "https" and not _is_certified(parts.hostname):
+        raise Wrong("H112", f"has a host that no certificate can be for, {shown(parts.hostname)}")
     if parts.username is not None or parts.password is not None:
         text = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         raise Wrong("H112", "has a user or password in it", text, "an engine's key goes into `api_key_file`")
@@ -154,13 +156,22 @@ def url(value: object) -> str:
     return text.rstrip("/")
 
 
+def host(value: object) -> object:
+    """A host's name or address, or null; what is no text is for others to complain of. Raises Wrong."""
+    if isinstance(value, str) and not _is_certified(value):
+        found = re.search(r"://([A-Za-z0-9._-]+)", value)
+        suggestion = found[1] if found and _is_certified(found[1]) else None
+        raise Wrong("H124", f"is a host's name, not {shown(value)}", suggestion)
+    return value
+
+
 def _check_scheme(text: str, parts: SplitResult) -> None:
-    if parts.scheme == "http" and parts.netloc:
+    if parts.scheme in {"http", "https"} and parts.netloc:
         return
-    if parts.scheme == "https":
-        raise Wrong("H112", "begins with https://; replicas are spoken to in plain HTTP", "http" + text[5:])
-    rest = text.partition(":")[2].lstrip("/") if parts.scheme == "http" else text.rpartition("://")[2].lstrip("/")
-    raise Wrong("H112", f"does not begin with http://: {shown(text)}", f"http://{rest}" if rest else None)
+    scheme = parts.scheme if parts.scheme in {"http", "https"} else ""
+    rest = text.partition(":")[2].lstrip("/") if scheme else text.rpartition("://")[2].lstrip("/")
+    message = f"does not begin with http:// or https://: {shown(text)}"
+    raise Wrong("H112", message, f"{scheme or 'http'}://{rest}" if rest else None)
 
 
 def _is_host(host: str) -> bool:
@@ -171,6 +182,16 @@ def _is_host(host: str) -> bool:
         IPv4Address(host)
     except AddressValueError:
         return False
+    return True
+
+
+def _is_certified(host: str) -> bool:
+    """Whether a certificate can be for this host: an address, or labels of at most 63 characters (RFC 1035)."""
+    try:
+        ip_address(host)
+    except ValueError:
+        label = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+        return len(host) <= 253 and re.fullmatch(rf"{label}(\.{label})*", host) is not None
     return True
 
 

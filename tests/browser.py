@@ -111,6 +111,10 @@ class Connection:
         """Send no more, and go on reading."""
         self._writer.write_eof()
 
+    def close(self) -> None:
+        """Go away in order."""
+        self._writer.close()
+
     def leave(self) -> None:
         """Go away as a killed program does."""
         transport = cast(asyncio.Transport, self._writer.transport)
@@ -120,13 +124,15 @@ class Connection:
 
 @asynccontextmanager
 async def connected(rig: Rig, buffer: int | None = None) -> AsyncIterator[Connection]:
-    """A connection to the router, cut in the end. `buffer` is what the kernel takes for a client that does not read."""
+    """A connection to the router, by TLS if `rig.tls` says how, cut in the end. `buffer` is what the kernel takes for
+    a client that does not read."""
     with socket.socket() as line:
         line.setblocking(False)
         if buffer is not None:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         await asyncio.get_running_loop().sock_connect(line, (HOST, rig.port))
-        reader, writer = await asyncio.open_connection(sock=line, limit=65_536)
+        name = None if rig.tls is None else "localhost"
+        reader, writer = await asyncio.open_connection(sock=line, limit=65_536, ssl=rig.tls, server_hostname=name)
         connection = Connection(reader, writer)
         try:
             yield connection

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from router.core.types import Ask, Candidate, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import Ask, Candidate, Few, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
 
 T = TypeVar("T")
 
@@ -60,6 +60,12 @@ class FakeView:
     def ready(self) -> int:
         return len(self.replicas)
 
+    def few(self) -> Few | None:
+        return None
+
+    def read(self, replica: ReplicaId) -> Reading | None:
+        return {each.id: each for each in self.replicas}.get(replica)
+
     def order(self) -> Sequence[ReplicaId]:
         return self.ring or [replica.id for replica in self.replicas]
 
@@ -90,3 +96,6 @@ class Told:
 
     def lines(self, replica: Reading, view: View) -> Lines | None:
         return None
+
+    def cuts(self, replica: Reading) -> bool:
+        return False

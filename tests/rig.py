@@ -7,6 +7,7 @@ idle, nobody waits, the probes still run, and no callback or task has raised.
 import asyncio
 import gc
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,12 +47,14 @@ async def until(condition: Callable[[], object], within: float = WITHIN) -> None
 
 
 class Rig:
-    """A worker that serves, and what it told of each request. `control` is its supervisor's part, in this loop too."""
+    """A worker that serves, and what it told of each request. `control` is its supervisor's part, in this loop too;
+    `tls` is how clients speak to it, if by TLS."""
 
     def __init__(self, worker: Worker, control: Control, port: int, admin_port: int) -> None:
         self.worker, self.control = worker, control
         self.port, self.admin_port = port, admin_port
         self.url, self.admin_url = f"http://{HOST}:{port}", f"http://{HOST}:{admin_port}"
+        self.tls: ssl.SSLContext | None = None
         self.records: list[Record] = []
         self._stopping: asyncio.Task[None] | None = None
 

@@ -7,6 +7,7 @@ Probes (/health, /v1/models, /metrics) are answered by themselves unless it is `
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Self, cast
@@ -53,8 +54,9 @@ class Call:
         self._line.transport.close()
 
     def reset(self) -> None:
-        """Cut the connection as the kernel of a dead process does."""
-        reset(self._line.transport)
+        """Cut the connection as the kernel of a dead process does, if it is still there."""
+        if self._line.transport.get_extra_info("socket") is not None:
+            reset(self._line.transport)
 
 
 Script = Callable[[Call], Awaitable[None]]
@@ -123,10 +125,13 @@ class ScriptedReplica:
     connections). `stalled` is a stopped process: nothing is answered until it goes on. `on_probe` hears of each path.
     """
 
-    def __init__(self, script: Script, models: Sequence[str] | None = ("sim",)) -> None:
+    def __init__(
+        self, script: Script, models: Sequence[str] | None = ("sim",), tls: ssl.SSLContext | None = None
+    ) -> None:
         self.script = script
         self.health: Iterator[int] = repeat(200)
         self.models = models
+        self.tls = tls
         self.metrics: str | None = None
         self.lies: dict[str, bytes] = {}
         self.on_probe: Callable[[str], None] = lambda _: None
@@ -156,7 +161,7 @@ class ScriptedReplica:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -173,7 +178,7 @@ class ScriptedReplica:
         listening = socket.create_server((host, self.port))
         self.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), sock=listening)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listening, ssl=self.tls)
 
     def die(self) -> None:
         """As a process that is killed: every connection is reset and new ones are refused."""

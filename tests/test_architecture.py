@@ -154,8 +154,7 @@ def documented(source: Source) -> Iterator[tuple[str, bool]]:
     """Public names that need a docstring, and whether they have one.
 
     Modules, functions of more than one statement, and classes with methods of their own. A class of fields is said by
-    their names; a method that is an interface's is said there, so that methods are asked of the core alone, and there
-    not of a policy's one verb.
+    their names; a method that is an interface's is said there, so that methods are asked of the core alone.
     """
     yield source.name, ast.get_docstring(source.tree) is not None
     for node in source.tree.body:
@@ -166,7 +165,7 @@ def documented(source: Source) -> Iterator[tuple[str, bool]]:
             if methods:
                 yield f"{source.name}: {node.name}", ast.get_docstring(node) is not None
             for method in methods if source in CORE else []:
-                if len(method.body) > 3 and not method.name.startswith("_") and method.name != "pick":
+                if len(method.body) > 3 and not method.name.startswith("_"):
                     yield f"{source.name}: {node.name}.{method.name}", ast.get_docstring(method) is not None
 
 

@@ -30,6 +30,7 @@ def of_requests(tally: Tally, policy: str) -> dict[str, Rows]:
         "homing_event_loop_lag_seconds": [((), tally.lag)],
         "homing_limit_cuts": [((limit.value,), count) for limit, count in tally.cuts.items()],
         "homing_client_disconnects": [((phase.value,), count) for phase, count in tally.left.items()],
+        "homing_tls_handshake_failures": [((error.value,), count) for error, count in tally.handshakes.items()],
         "homing_rejected": [((reason,), count) for reason, count in tally.rejected.items()],
         "homing_retries": list(tally.retries.items()),
         "homing_replica_transitions": list(tally.transitions.items()),

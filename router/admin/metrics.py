@@ -70,6 +70,9 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_config": Family(INFO, "Hash of the effective configuration: equal on routers that are set alike."),
     "homing_config_last_reload_successful": Family(GAUGE, "Whether the configuration read last could be used."),
     "homing_config_last_reload_success_timestamp_seconds": Family(GAUGE, "When the one in use was read."),
+    "homing_tls_certificate_expiry_timestamp_seconds": Family(
+        GAUGE, "Until when the certificate is valid that clients or replicas are shown.", ("shown_to",)
+    ),
     "homing_workers": Family(GAUGE, "Processes that serve clients."),
     "homing_worker_restarts": Family(COUNTER, "Workers that had ended by themselves and were replaced."),
     "homing_gossip_dropped": Family(
@@ -138,6 +141,9 @@ CATALOGUE: Mapping[str, Family] = {
     ),
     "homing_rejected": Family(COUNTER, "Requests that the router itself refused.", ("reason",)),
     "homing_client_disconnects": Family(COUNTER, "Clients that left before their answer was whole.", ("phase",)),
+    "homing_tls_handshake_failures": Family(
+        COUNTER, "TLS handshakes of clients that failed; none of them is a request.", ("reason",)
+    ),
     "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
     "homing_index_bytes": Family(GAUGE, f"Memory of these, in all workers, at {INDEX_BLOCK_BYTES} bytes each."),
     "homing_index_evictions": Family(
@@ -176,6 +182,8 @@ class Setup:
     config_hash: str
     reloaded: bool
     reloaded_at: float
+    certificates: Mapping[str, float]
+    """Who is shown one of ours, clients or replicas, and until when it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +246,7 @@ class Metrics(Collector):
             "homing_config": [((), {"hash": setup.config_hash})],
             "homing_config_last_reload_successful": [((), float(setup.reloaded))],
             "homing_config_last_reload_success_timestamp_seconds": [((), setup.reloaded_at)],
+            "homing_tls_certificate_expiry_timestamp_seconds": [((to,), at) for to, at in setup.certificates.items()],
             "homing_workers": [((), sources.workers())],
             "homing_worker_restarts": [((), sources.restarts())],
             "homing_gossip_dropped": [((kind,), dropped[kind]) for kind in DROPPABLE],

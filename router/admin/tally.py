@@ -21,7 +21,7 @@ from router.admin.labels import OTHER, Labels
 from router.core.fleet import Fleet
 from router.core.lease import Settled
 from router.core.member import Transition
-from router.core.record import Attempt, Phase, Record, Stages, UpstreamError
+from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
 from router.core.types import Limit, Outcome, Reason, ReplicaId
 
 NO_STATUS = "client_closed"
@@ -111,6 +111,7 @@ class Tally:
         self.lag = Histogram(histogram.LAG)
         self.cuts = dict.fromkeys(Limit, 0)
         self.left = dict.fromkeys(Phase, 0)
+        self.handshakes = Counter(dict.fromkeys(HandshakeError, 0))
         self.rejected = Counter(dict.fromkeys(REJECTED, 0))
         self.retries: Counter[tuple[str, str]] = Counter()
         self.transitions: Counter[tuple[str, str, str]] = Counter()

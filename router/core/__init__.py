@@ -8,6 +8,7 @@ recent     the window of recent requests          member     one replica: load, 
 fleet      the one mutable object: views, leases   lease      one request's hold on one replica
 explain    a decision, laid open
 record     what is known of a finished request   segments   chains as a tree, for residency and recent
+ranking    who may score least in a large fleet
 
 Whoever calls hands in `now` (monotonic seconds) and an `rng`. Nothing awaits between a view and the lease that
 follows from it, which is why there are no locks and no copies.

@@ -16,7 +16,6 @@ What other routers have on a replica (peers.py) stands beside the counters as on
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.core.types import EngineSample, Reading, ReplicaId
@@ -46,21 +45,6 @@ def follow(old: float, sample: float, seen: int) -> float:
     """
     step = math.log(sample / old)
     return old * math.exp(max(0.1, 1 / (seen + 1)) * max(-0.7, min(0.7, step)))
-
-
-def mean_lin(known: Iterable[float | None]) -> float:
-    """lin*: mean seconds per prefill token over the replicas where it is known, DEFAULT_LIN where it is not at all."""
-    return _mean_known(known, DEFAULT_LIN)
-
-
-def mean_step(known: Iterable[float | None]) -> float:
-    """The same for a decode step. A replica whose step is not known must not look slow beside one that has told."""
-    return _mean_known(known, DEFAULT_STEP)
-
-
-def _mean_known(known: Iterable[float | None], default: float) -> float:
-    values = [value for value in known if value is not None]
-    return sum(values) / len(values) if values else default
 
 
 class Mean:
@@ -186,7 +170,10 @@ class Silent:
 
 
 class Load:
-    """One replica's load and learned rates. Quantities in requests and prompt tokens, times in monotonic seconds."""
+    """One replica's load and learned rates. Quantities in requests and prompt tokens, times in monotonic seconds.
+
+    `changes` counts whatever may change its standing (ranking.py); who sets a field of it from outside counts, too.
+    """
 
     def __init__(
         self,
@@ -201,7 +188,7 @@ class Load:
         self.step, self._step_seen = step or DEFAULT_STEP, 0
         self.known_step = step
         self.kv = kv or DEFAULT_KV
-        self.requests = self.unstarted = self.dispatches = 0
+        self.requests = self.unstarted = self.dispatches = self.changes = 0
         self.backlog_tokens = self.context_tokens = 0
         self._recent = self._recent_at = 0.0
         self.tau = 5.0  # The one that recent prefill was last decayed with.
@@ -217,6 +204,7 @@ class Load:
 
     def dispatch(self, tokens: int, uncached: int, now: float, tau: float) -> None:
         """A request of `tokens` prompt tokens, `uncached` of them to prefill, goes out."""
+        self.changes += 1
         self.dispatches += 1
         self.requests += 1
         self.unstarted += 1
@@ -228,6 +216,7 @@ class Load:
 
     def start(self, uncached: int, silent: Silent | None) -> None:
         """Its first token came, or it ended without one."""
+        self.changes += 1
         self.unstarted -= 1
         self.backlog_tokens -= uncached
         if silent is None:
@@ -240,6 +229,7 @@ class Load:
 
     def end(self, tokens: int) -> None:
         """It ended."""
+        self.changes += 1
         self.requests -= 1
         self.context_tokens -= tokens
 
@@ -305,6 +295,13 @@ class Load:
         fresh = sample is not None and now - sample.at <= self._sample_life
         return backlog + self._external.backlog if fresh else backlog
 
+    def steady(self, begin: float, end: float) -> bool:
+        """Whether between two times the clock alone changes nothing here but how recent prefill decays."""
+        sample = self.sample
+        return not self._draining and (
+            sample is None or end - sample.at <= self._sample_life or begin - sample.at > self._sample_life
+        )
+
     @property
     def whole(self) -> Whole:
         """Our own open leases and other routers'."""
@@ -344,6 +341,7 @@ class Load:
         leases as running, each of learned mean size. The rest is taken from the total, because a silent request may
         be running in the engine while it is still without a first token here.
         """
+        self.changes += 1
         self.sample = sample
         waiting, running = sample.waiting or 0, sample.running or 0
         queued = max(0, waiting - sample.own_unstarted)
@@ -353,6 +351,7 @@ class Load:
     def learn_lin(self, seconds: float, tokens: float, start: float) -> None:
         """A first token took `seconds`, with `tokens` to prefill before it; `start` is the guess so far."""
         if tokens >= LEARN_MIN_TOKENS and seconds > 0:
+            self.changes += 1
             self.lin = follow(self.lin or start, seconds / tokens, self._lin_seen)
             self._lin_seen += 1
 
@@ -363,6 +362,7 @@ class Load:
         up with a default that is far off it would look slower, or faster, than its peers.
         """
         if seconds > 0:
+            self.changes += 1
             self.step = seconds if self.known_step is None else follow(self.step, seconds, self._step_seen)
             self.known_step = self.step
             self._step_seen += 1
@@ -373,6 +373,7 @@ class Load:
 
     def adopt(self, lin: float | None, lin_seen: int, step: float | None, step_seen: int) -> None:
         """Take over from another router what is hardly known here."""
+        self.changes += 1
         if lin is not None and self._lin_seen < min(ENOUGH, lin_seen):
             self.lin, self._lin_seen = lin, lin_seen
         if step is not None and self._step_seen < min(ENOUGH, step_seen):

@@ -19,6 +19,9 @@ class _Unscored:
     def lines(self, replica: Reading, view: View) -> Lines | None:
         return None
 
+    def cuts(self, replica: Reading) -> bool:
+        return False
+
 
 # Blind to the prompt.
 
@@ -55,6 +58,7 @@ class PowerOfTwo(_Unscored):
     """
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """The lighter of two."""
         first = rng.choice(view.replicas)
         others = [replica for replica in view.replicas if replica is not first]
         second = rng.choice(others) if others else first
@@ -74,6 +78,7 @@ class ConsistentHash(_Unscored):
         self._depth = depth
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """Home."""
         eligible = {replica.id for replica in view.replicas}
         home = next(replica for replica in view.order_at(self._depth) if replica in eligible)
         return Candidate(home, Reason.POLICY)
@@ -92,6 +97,7 @@ class BoundedLoad(_Unscored):
         self._c, self._depth = c, depth
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """The first below the bound."""
         requests = {replica.id: replica.requests for replica in view.replicas}
         bound = ceil(self._c * (sum(requests.values()) + 1) / len(requests))
         order = view.order_at(self._depth)
@@ -125,6 +131,7 @@ class CacheThreshold(_Unscored):
         self._threshold, self._gap, self._ratio = threshold, gap, ratio
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """The best match, or the fewest requests."""
         loads = [replica.requests for replica in view.replicas]
         least, most = min(loads), max(loads)
         if most - least > self._gap and most > self._ratio * least:
@@ -148,6 +155,7 @@ class Hysteresis(_Unscored):
         self._seconds = seconds
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """The deepest holder, or the shortest wait."""
         deepest = _deepest(view)
         stay, go = min([_first_token(each) for each in deepest]), min([_first_token(each) for each in view.replicas])
         kept = deepest[0].depth > 0 and stay - go <= self._seconds
@@ -166,6 +174,7 @@ class StickyUntilSaturated(_Unscored):
         self._match, self._seconds = match, seconds
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        """The least of those that stick, or of all."""
         sticky = [replica for replica in view.replicas if _share(replica, view) >= self._match]
         others = [replica for replica in view.replicas if _share(replica, view) < self._match]
         if sticky and others:

@@ -7,23 +7,22 @@ only a new epoch, or leaving, ends them.
 """
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.core.backlog import Assumed, Learned, mean_lin
+from router.core.backlog import Assumed, Learned
 from router.core.blocks import BLOCK_BYTES
 from router.core.ejection import EjectionSettings
 from router.core.explain import Explained, Explanation
 from router.core.group import Group
-from router.core.lease import Lease, tell
+from router.core.lease import Lease
 from router.core.member import Replica, ReplicaSpec, Transition
-from router.core.peers import ModelNews, PeerId, Peers
+from router.core.peers import ModelNews, Peers
 from router.core.policy import most_common
-from router.core.recalled import MAX_HASHES, MAX_REPLICA, Summary
+from router.core.ranking import LEAST, Ranking, mean_lin, means
 from router.core.recent import Key
 from router.core.residency import Residency
-from router.core.ring import Ring
+from router.core.snapshots import Snapshots
 from router.core.types import (
     NO_CUTS,
     Ask,
@@ -46,27 +45,21 @@ RETRY_AFTER_DOWN = 1.0
 """Seconds a client is told to wait when nobody is ready: one probe's interval."""
 
 NOBODY_READY = Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
-
 NOBODY: frozenset[ReplicaId] = frozenset()
-
 NOTHING: Mapping[ReplicaId, Assumed] = {}
-
-RECALLED = 300.0
-"""Seconds for which a snapshot's beliefs are kept beside our own. A replica that computes a sixth of the time has its
-467,000 tokens anew in 90 s, and what is in use has been learned by then."""
+UNPROMPTED = Ask(None)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off. `shares`: placements
-    are told also while no other router is heard, who may just be out of reach."""
+    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off."""
 
     block: int = BLOCK_BYTES
     index_blocks: int = 1_000_000
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
-    shares: bool = False
+    shares: bool = False  # Placements are told also while no other router is heard: it may be out of reach.
 
 
 class Fleet:
@@ -80,7 +73,7 @@ class Fleet:
         self._everyone = Group()
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
-        self._recalled_at = math.inf
+        self.snapshots = Snapshots(self._replicas, self.residency)
 
     # Members.
 
@@ -109,8 +102,7 @@ class Fleet:
         self._replicas |= joining
         for replica in joining:
             self.residency.join(replica)
-        self._everyone.members = list(self._replicas.values())
-        self._everyone.ring = Ring(self._replicas)
+        self._everyone.become(self._replicas.values())
 
     def leave(self, replica: ReplicaId) -> None:
         """Take a replica out for good. Its open leases end as they would have; nothing here knows them any more.
@@ -121,14 +113,14 @@ class Fleet:
         member.state = State.GONE
         self.residency.leave(replica)
         self.peers.left(replica)
-        self._everyone.members = list(self._replicas.values())
-        self._everyone.ring = Ring(self._replicas)
-        self._everyone.count()
+        self._everyone.become(self._replicas.values())
         self._regroup(member.models)
 
     def adjust(self, policy: Policy | None, settings: FleetSettings) -> None:
         """Route by other settings from now on, and by another policy unless that is None. A block is for life."""
         self._policy, self._settings = policy or self._policy, settings
+        for group in (self._everyone, *self._groups.values()):
+            group.ranking = None
 
     def replica(self, replica: ReplicaId) -> Replica:
         """One member. Raises KeyError for an id that is none."""
@@ -210,9 +202,7 @@ class Fleet:
         """Find anew who serves these models. A model that nobody serves is forgotten."""
         for model in models:
             group = self._groups.setdefault(model, Group())
-            group.members = [other for other in self._replicas.values() if model in other.models]
-            group.ring = Ring(other.id for other in group.members)
-            group.count()
+            group.become([other for other in self._replicas.values() if model in other.models])
             if not group.members:
                 del self._groups[model]
 
@@ -241,7 +231,7 @@ class Fleet:
 
     def full(self, replica: ReplicaId, until: float) -> None:
         """The replica refused: nothing new before `until`. It is no failure."""
-        self._replicas[replica].full_until = until
+        self._replicas[replica].refused(until)
         if self.residency.news is not None:
             self.residency.news.full(replica, until)
 
@@ -249,7 +239,7 @@ class Fleet:
         """Another router was refused. Nothing happens for a replica that is no member."""
         member = self._replicas.get(replica)
         if member is not None:
-            member.full_until = until
+            member.refused(until)
 
     # Asks.
 
@@ -258,10 +248,13 @@ class Fleet:
         group = self._group(ask.model)
         if group is None:
             return Refusal(RefusalCause.UNKNOWN_MODEL) if self._groups else NOBODY_READY
-        eligible, cuts = self._eligible(group, tried, ask.only, now)
-        if not eligible:
+        if len(group.ready) >= LEAST and not tried and ask.only is None:
+            view, cuts = self._ranked(ask, group, now)
+        else:
+            eligible, cuts = self._eligible(group, tried, ask.only, now)
+            view = self._view(ask, group, eligible, now) if eligible else None
+        if view is None:
             return Wait(most_common(cuts), now, cuts) if cuts else NOBODY_READY
-        view = self._view(ask, group, eligible, now)
         return answer(view, self._policy.pick(ask, view, now, rng), cuts, Reason.RETRY if tried else None)
 
     def explain(self, ask: Ask, now: float, rng: Rng) -> Explanation:
@@ -290,7 +283,33 @@ class Fleet:
 
     def _view(self, ask: Ask, group: Group, eligible: Sequence[Replica], now: float) -> FleetView:
         assumed = self.peers.assumed() if self.peers else NOTHING
-        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now)
+        averages = means(eligible, group.learned)
+        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now, averages)
+
+    def _ranked(self, ask: Ask, group: Group, now: float) -> tuple[FleetView | None, Cuts]:
+        """The view of a large fleet, of whom only the few that it takes are read; None where all are cut."""
+        ranking = group.ranking
+        if ranking is None or not ranking.serves(now):
+            ranking = group.ranking = self._rank(group, now)
+        depths = self._depths(ask, group)
+        assumed = self.peers.assumed() if self.peers else NOTHING
+        anew = {member.id: member for member in [*ranking.watched, *ranking.changed()]}
+        anew |= {each: ranking.calm[each] for each in (*depths, *assumed) if each in ranking.calm}
+        eligible, cuts = self._uncut(anew.values(), now)
+        if len(cuts) == len(group.ready):
+            return None, cuts
+        block, held = self._settings.block, ranking.means
+        return FleetView(ask, group, eligible, depths, assumed, block, now, held, ranking, anew, cuts), cuts
+
+    def _rank(self, group: Group, now: float) -> Ranking:
+        """Begin a window."""
+        averages, settings = means(group.ready, group.learned), self._settings
+        ranking = Ranking(group.ready, averages, settings.max_concurrency, settings.stall, now)
+        calm = list(ranking.calm.values())
+        ranking.rank(
+            self._policy, FleetView(UNPROMPTED, group, calm, {}, NOTHING, settings.block, ranking.end, averages)
+        )
+        return ranking
 
     def lease(self, route: Route, ask: Ask, now: float) -> Lease:
         """Take a route: charge its replica and place the chain there. The caller owns the lease and must end it."""
@@ -305,7 +324,7 @@ class Fleet:
             if self.peers:
                 self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
             if self.peers or self._settings.shares:
-                tell(news, lease, ask, now)
+                lease.tell(news, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
@@ -317,12 +336,16 @@ class Fleet:
         self, group: Group, tried: Collection[ReplicaId], only: ReplicaId | None, now: float
     ) -> tuple[list[Replica], Cuts]:
         """The replicas that may get the ask, and what cut each of the other ready ones."""
+        members: Iterable[Replica] = group.ready
+        if tried or only is not None:
+            members = [each for each in members if each.id not in tried and (only is None or each.id == only)]
+        return self._uncut(members, now)
+
+    def _uncut(self, members: Iterable[Replica], now: float) -> tuple[list[Replica], Cuts]:
         eligible: list[Replica] = []
         cuts: dict[ReplicaId, Limit] = {}
         most, stall = self._settings.max_concurrency, self._settings.stall
-        for member in group.ready:
-            if member.id in tried or (only is not None and member.id != only):
-                continue
+        for member in members:
             cut = member.cut(most, stall, now)
             if cut is None:
                 eligible.append(member)
@@ -355,28 +378,6 @@ class Fleet:
         learned = self._first(member).learned
         per_block = max(1.0, self._settings.block * learned.tokens_per_byte)
         self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block))
-
-    def summary(self, replica: ReplicaId) -> Summary:
-        """What is believed resident on a member, compactly. Raises KeyError for an id that is none."""
-        most = min(MAX_REPLICA, MAX_HASHES // len(self._replicas))
-        return self.residency.summary(replica, most)
-
-    def recall(self, replica: ReplicaId, epoch: float | None, hashes: Sequence[int], now: float) -> None:
-        """Believe another's summary of a replica in that epoch. Nothing happens for one that is no member, or that has
-        restarted since."""
-        member = self._replicas.get(replica)
-        if member is None or (epoch is not None and member.epoch is not None and epoch != member.epoch):
-            return
-        member.epoch = member.epoch if epoch is None else epoch
-        self.residency.recall(replica, hashes)
-        self._recalled_at = now
-
-    def tidy(self, now: float) -> list[PeerId]:
-        """Forget what is too old: silent routers, who are returned, and what was recalled."""
-        if now - self._recalled_at > RECALLED:
-            self.residency.forget_recalled()
-            self._recalled_at = math.inf
-        return self.peers.expire(now)
 
     def corrected(self, replica: ReplicaId, block: int) -> None:
         """Another router heard that an engine no longer had a block (types.News)."""

@@ -1,24 +1,45 @@
 """One model of a fleet: the replicas that serve it, their ring, the window of its requests, what was learned of it."""
 
+from collections.abc import Iterable
+
 from router.core.backlog import Learned
 from router.core.member import Replica
+from router.core.ranking import Ranking
 from router.core.recent import Recent
 from router.core.ring import Ring
 from router.core.types import State
 
 
 class Group:
-    """Kept by the fleet, which replaces `members` and `ring` when a replica of the model comes or goes."""
+    """Kept by the fleet, which tells when a replica of the model comes or goes.
 
-    __slots__ = ("learned", "members", "ready", "recent", "ring")
+    `ranking` is the present window's in a large fleet.
+    """
+
+    __slots__ = ("_ring", "learned", "members", "ranking", "ready", "recent")
 
     def __init__(self) -> None:
         self.members: list[Replica] = []
         self.ready: list[Replica] = []
-        self.ring = Ring(())
+        self._ring: Ring | None = None
         self.recent = Recent()
         self.learned = Learned()
+        self.ranking: Ranking | None = None
+
+    @property
+    def ring(self) -> Ring:
+        """Made when it is first asked for: 1,000 replicas that come one after the other are one ring, not 1,000."""
+        if self._ring is None:
+            self._ring = Ring(member.id for member in self.members)
+        return self._ring
+
+    def become(self, members: Iterable[Replica]) -> None:
+        """Have other members."""
+        self.members = list(members)
+        self._ring = None
+        self.count()
 
     def count(self) -> None:
         """Note which members are ready, after a change."""
+        self.ranking = None
         self.ready = [member for member in self.members if member.state is State.READY]

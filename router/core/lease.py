@@ -93,6 +93,16 @@ class Lease:
             self._silent = replica.silent(self._uncached, now, replica.lin or self._guess)
         self._placement = self._residency.place(replica.id, self._ask.chain, capacity)
 
+    def tell(self, news: News, now: float) -> None:
+        """Tell other routers of the placement, if it changes what they believe."""
+        placement, chain = self._placement, self._ask.chain
+        last = placement.last
+        if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
+            return
+        last.told_at = now
+        parent = chain[placement.depth - 1] if placement.depth else None
+        news.placed(self.replica, parent, chain[placement.depth : placement.blocks])
+
     def first_token(self, now: float) -> None:
         """The first output token was seen: the prefill is over, and the chain is resident for certain.
 
@@ -161,14 +171,3 @@ class Lease:
             news.corrected(self.replica, chain[depth])
             news.placed(self.replica, chain[depth - 1] if depth else None, chain[depth : self._placement.blocks])
         return dropped
-
-
-def tell(news: News, lease: Lease, ask: Ask, now: float) -> None:
-    """Tell other routers of a placement, if it changes what they believe."""
-    placement = lease.placement
-    last = placement.last
-    if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
-        return
-    last.told_at = now
-    parent = ask.chain[placement.depth - 1] if placement.depth else None
-    news.placed(lease.replica, parent, ask.chain[placement.depth : placement.blocks])

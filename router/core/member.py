@@ -66,6 +66,7 @@ class Replica(Load):
 
     def respec(self, spec: ReplicaSpec) -> None:
         """Take what the configuration says now. A rate that it did not change stays as it was learned."""
+        self.changes += 1
         old, self.spec = self.spec, spec
         if spec.prefill_tokens_per_second and spec.prefill_tokens_per_second != old.prefill_tokens_per_second:
             self.lin = 1 / spec.prefill_tokens_per_second
@@ -75,6 +76,11 @@ class Replica(Load):
             self.kv = spec.kv_seconds_per_token or DEFAULT_KV
         if spec.kv_tokens != old.kv_tokens:  # Until the engine tells again, which it does with every probe.
             self.kv_tokens = spec.kv_tokens or DEFAULT_KV_TOKENS
+
+    def refused(self, until: float) -> None:
+        """It is full: nothing new before `until`."""
+        self.changes += 1
+        self.full_until = until
 
     def cut(self, max_concurrency: int | None, stall: float, now: float) -> Limit | None:
         """What keeps a ready replica from new requests for the moment, whatever the policy."""

@@ -193,6 +193,7 @@ class Peers:
         """Sum the others' load on a replica anew, with what was recent decayed to now."""
         member = self._replicas[replica]
         loads = [peer.loads[replica] for peer in self._peers.values() if replica in peer.loads]
+        member.changes += 1
         member.others_at = now
         if not loads:
             member.others = None

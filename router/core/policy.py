@@ -16,10 +16,14 @@ whose score is within `home_slack` of the least: home, so that routers agree wit
 Hard limits are applied first; when they cut everybody the answer is to wait.
 """
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from router.core.types import Ask, Candidate, Cuts, Limit, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import Ask, Candidate, Cuts, Few, Limit, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
+
+ROUNDING = 1e-9
+"""Seconds by which sums of floating point may put a bound above what it bounds."""
 
 MAX_PREFILL_LOAD = 0.95
 """y / (1 - y) must stay finite: at 0.95 an output token takes 20 steps' time."""
@@ -63,16 +67,21 @@ class PrefixAffinity:
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait:
         """The best replica within the limits, or Wait for the limit that cut the most."""
-        uncut, cuts = self.within_limits(view)
-        if not uncut:
+        few = view.few() if ask.size else None
+        if few is None or self._far_behind(few):
+            replicas = view.replicas
+            uncut, cuts = self.within_limits(replicas)
+            scores = {replica.id: self._score(replica, view) for replica in uncut}
+        else:
+            replicas, scores, cuts = self._search(few, view)
+        if not scores:
             return Wait(most_common(cuts), now, cuts)
-        scores = {replica.id: sum(self.lines(replica, view)) for replica in uncut}
         if not ask.size:
             return Candidate(_least(scores, rng), Reason.PASSTHROUGH, cuts)
-        if len(view.replicas) == 1:
-            return Candidate(uncut[0].id, Reason.ONLY, cuts)
-        chosen = self._choose(scores, view)
-        return Candidate(chosen, _reason(chosen, view), cuts)
+        if few is None and len(replicas) == 1:
+            return Candidate(replicas[0].id, Reason.ONLY, cuts)
+        chosen = self._choose(scores, replicas, view)
+        return Candidate(chosen, _reason(chosen, replicas, view), cuts)
 
     def lines(self, replica: Reading, view: View) -> Lines:
         """The score's four lines in seconds, in the order of this file's head."""
@@ -87,25 +96,89 @@ class PrefixAffinity:
             decode * replica.step * y / (1.0 - y),
         )
 
-    def within_limits(self, view: View) -> tuple[list[Reading], Cuts]:
+    def cuts(self, replica: Reading) -> bool:
+        """Whether a limit cuts it, or would beside an idle replica."""
+        return self._limits.cut(replica, replica.backlog * replica.lin) is not None
+
+    def within_limits(self, replicas: Sequence[Reading]) -> tuple[Sequence[Reading], Cuts]:
         """The replicas that no hard limit cuts, and what cut each of the others."""
-        least = min([replica.backlog * replica.lin for replica in view.replicas])
+        return self._within_limits(replicas, min([replica.backlog * replica.lin for replica in replicas]))
+
+    def _within_limits(self, replicas: Sequence[Reading], shortest: float) -> tuple[Sequence[Reading], Cuts]:
         uncut: list[Reading] = []
         cuts: dict[ReplicaId, Limit] = {}
-        for replica in view.replicas:
-            cut = self._limits.cut(replica, replica.backlog * replica.lin - least)
+        for replica in replicas:
+            cut = self._limits.cut(replica, replica.backlog * replica.lin - shortest)
             if cut is None:
                 uncut.append(replica)
             else:
                 cuts[replica.id] = cut
         return uncut, cuts
 
-    def _choose(self, scores: dict[ReplicaId, float], view: View) -> ReplicaId:
+    def _score(self, replica: Reading, view: View) -> float:
+        return sum(self.lines(replica, view))
+
+    # In a large fleet: the same choice, from as few readings as it takes.
+
+    def _far_behind(self, few: Few) -> bool:
+        """Whether somebody waits so long that the limit may cut it: who is cut then depends on the shortest wait."""
+        most = self._limits.max_backlog_seconds
+        return most is not None and max([each.backlog * each.lin for each in few.readings], default=0.0) >= most
+
+    def _search(self, few: Few, view: View) -> tuple[Sequence[Reading], dict[ReplicaId, float], Cuts]:
+        """The readings, scores and cuts that decide: of all who may be near the least when a cold block is held, else
+        of those on the ring up to the first that is near it."""
+        found = {each.id: each for each in few.readings}
+        uncut, cuts = self._within_limits(few.readings, 0.0)
+        scores = {each.id: self._score(each, view) for each in uncut}
+        least = min(scores.values(), default=math.inf)
+        floor = self._score(few.pole, view) - ROUNDING
+        held = bool(found) and _cold_is_held(few.readings, view)
+        if not held and self._near_home(min(least, few.order[0][0] + floor), view, found, scores):
+            return list(found.values()), scores, cuts
+        tie = self._weights.tie if held else 0.0
+        for standing, replica in few.order:
+            if standing + floor > least + tie:
+                break
+            least = min(least, self._add(replica, view, found, scores))
+        if not held:
+            for replica in view.order():
+                if self._add(replica, view, found, scores) <= least + self._weights.home_slack:
+                    break
+        return list(found.values()), scores, cuts
+
+    def _near_home(
+        self, bound: float, view: View, found: dict[ReplicaId, Reading], scores: dict[ReplicaId, float]
+    ) -> bool:
+        """Whether home is near enough to a bound that no score is below; it is read, to be told apart from a spill."""
+        for replica in view.order():
+            score = self._add(replica, view, found, scores)
+            if replica in found:
+                return score <= bound + self._weights.home_slack
+        return False
+
+    def _add(
+        self, replica: ReplicaId, view: View, found: dict[ReplicaId, Reading], scores: dict[ReplicaId, float]
+    ) -> float:
+        """Read and score one more, unless that was done; infinity where it is cut or cannot serve the ask."""
+        reading = None if replica in found else view.read(replica)
+        if reading is None:
+            return scores.get(replica, math.inf)
+        found[replica] = reading
+        score = scores[replica] = self._score(reading, view)
+        return score
+
+    def _choose(self, scores: dict[ReplicaId, float], replicas: Sequence[Reading], view: View) -> ReplicaId:
         """The least score, or the first in ring order of those near enough to it."""
-        cold_is_held = min([replica.cold for replica in view.replicas]) < view.cold
-        bar = min(scores.values()) + (self._weights.tie if cold_is_held else self._weights.home_slack)
+        slack = self._weights.tie if _cold_is_held(replicas, view) else self._weights.home_slack
+        bar = min(scores.values()) + slack
         near = [replica for replica, score in scores.items() if score <= bar]
         return near[0] if len(near) == 1 else _first(view.order(), near)
+
+
+def _cold_is_held(replicas: Iterable[Reading], view: View) -> bool:
+    """Whether somebody holds a part of the prompt that is not hot."""
+    return min([replica.cold for replica in replicas]) < view.cold
 
 
 def most_common(cuts: Cuts) -> Limit:
@@ -114,16 +187,16 @@ def most_common(cuts: Cuts) -> Limit:
     return max(limits, key=limits.count)
 
 
-def _reason(chosen: ReplicaId, view: View) -> Reason:
-    deepest = max([replica.depth for replica in view.replicas])
+def _reason(chosen: ReplicaId, replicas: Sequence[Reading], view: View) -> Reason:
+    deepest = max([replica.depth for replica in replicas])
     if deepest:
-        holds = [replica.id for replica in view.replicas if replica.depth == deepest]
+        holds = [replica.id for replica in replicas if replica.depth == deepest]
         return Reason.HOLDER if chosen in holds else Reason.SPILL
-    home = _first(view.order(), [replica.id for replica in view.replicas])
+    home = _first(view.order(), {replica.id for replica in replicas})
     return Reason.HOME if chosen == home else Reason.SPILL
 
 
-def _first(order: Sequence[ReplicaId], among: Collection[ReplicaId]) -> ReplicaId:
+def _first(order: Iterable[ReplicaId], among: Collection[ReplicaId]) -> ReplicaId:
     """The first in ring order. Raises ValueError when the ring knows none of them."""
     for replica in order:
         if replica in among:

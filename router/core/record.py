@@ -32,6 +32,21 @@ class UpstreamError(StrEnum):
     STATUS_429 = "status_429"  # 429, or 503 before any work: it was full
 
 
+class HandshakeError(StrEnum):
+    """How a client's TLS handshake failed; there was no request yet."""
+
+    PLAIN_HTTP = "plain_http"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"  # by the client, midway
+    NO_CERTIFICATE = "no_certificate"  # one was wanted
+    BAD_CERTIFICATE = "bad_certificate"
+    VERSION = "version"
+    CIPHER = "cipher"
+    CONNECTIONS_FULL = "connections_full"
+    REFUSED = "refused"  # by the client, which does not trust our certificate
+    OTHER = "other"
+
+
 class Attempt(NamedTuple):
     """One send to one replica, with what the lease came to and the error that ended it, if one did."""
 

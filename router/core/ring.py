@@ -6,8 +6,7 @@ address, so routers agree without talking. A ring is immutable: a change of memb
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
 
 from uhashring import HashRing
 from xxhash import xxh3_64_intdigest
@@ -15,7 +14,8 @@ from xxhash import xxh3_64_intdigest
 from router.core.types import ReplicaId
 
 MEMO = 4096
-"""Orders remembered: one for each stretch of the continuum between two points, so 8 replicas need 1,280."""
+"""Orders remembered: one for each stretch of the continuum between two points, so 8 replicas need 1,280. Of a ring with
+more stretches than that, next to none would be asked for twice: it is walked as far as somebody looks."""
 
 
 def _position(key: int | str) -> int:
@@ -43,12 +43,20 @@ class Ring:
         if found is None:
             if len(self._memo) >= MEMO:
                 self._memo.clear()
-            found = self._memo[start] = self._walk(start)
+            found = self._memo[start] = tuple(self._meet(start))
         return found
 
-    def _walk(self, start: int) -> tuple[ReplicaId, ...]:
-        met: dict[ReplicaId, None] = {}
-        owners = chain(islice(self._owners, start, None), self._owners)
+    def walk(self, key: int) -> Iterable[ReplicaId]:
+        """The same, for who does not look at all of it."""
+        if len(self._points) <= MEMO:
+            return self.order(key)
+        return self._meet(bisect(self._points, key) % len(self._points))
+
+    def _meet(self, start: int) -> Iterator[ReplicaId]:
+        owners, met, step = self._owners, set[ReplicaId](), start
         while len(met) < self._members:
-            met[next(owners)] = None
-        return tuple(met)
+            owner = owners[step % len(owners)]
+            step += 1
+            if owner not in met:
+                met.add(owner)
+                yield owner

@@ -4,7 +4,7 @@ The hot ones are named tuples, not frozen dataclasses, and `Reading`, the hottes
 build by a factor. Nothing here has behaviour beyond reading itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -209,6 +209,19 @@ class Reading:
         self.cold = cold
 
 
+class Few(NamedTuple):
+    """Enough of a large fleet to find who scores least without reading all of it (ranking.py).
+
+    `readings` are those that were read. `order` has the others, and perhaps some of these again, with the least that
+    each can score for an ask without a prompt; `pole` is a replica such that none of the others scores less for this
+    prompt than it does, above that.
+    """
+
+    readings: Sequence[Reading]
+    order: Sequence[tuple[float, ReplicaId]]
+    pole: Reading
+
+
 class View(Protocol):
     """What a policy may read when it picks: the eligible replicas and the ask as the fleet sees it."""
 
@@ -252,11 +265,19 @@ class View(Protocol):
         """Learned mean seconds from first token to finish of the model."""
         ...
 
-    def order(self) -> Sequence[ReplicaId]:
+    def few(self) -> Few | None:
+        """In a large fleet, enough of it; None where all are to be read."""
+        ...
+
+    def read(self, replica: ReplicaId) -> Reading | None:
+        """One that is not among the few; None where it cannot serve this ask."""
+        ...
+
+    def order(self) -> Iterable[ReplicaId]:
         """The model's replicas in ring order of the ask's adaptive key, home first."""
         ...
 
-    def order_at(self, depth: int) -> Sequence[ReplicaId]:
+    def order_at(self, depth: int) -> Iterable[ReplicaId]:
         """The same for the chain hash at a fixed depth in blocks (the whole prompt where it is shorter)."""
         ...
 
@@ -293,4 +314,8 @@ class Policy(Protocol):
 
     def lines(self, replica: Reading, view: View) -> Lines | None:
         """What the replica's score is made of; None for a policy that does not score."""
+        ...
+
+    def cuts(self, replica: Reading) -> bool:
+        """Whether a limit of the policy's own cuts the replica, or would beside an idle one."""
         ...

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from router.core.fleet import RECALLED, Fleet
+from router.core.fleet import Fleet
 from router.core.peers import TTL, PeerId
+from router.core.snapshots import RECALLED
 from router.core.types import ReplicaId
 from router.gossip.hub import Hub
 from router.gossip.incoming import Incoming, is_whole

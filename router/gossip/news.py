@@ -111,14 +111,16 @@ class News:
                 for news in message.news:
                     self.hear(news)
             case Summary():
-                self._fleet.recall(message.replica, message.epoch, messages.unpacked(message.hashes), self._now())
+                self._fleet.snapshots.recall(
+                    message.replica, message.epoch, messages.unpacked(message.hashes), self._now()
+                )
             case Summarise():
                 self._summarise(message.serial, message.replica)
 
     def _summarise(self, serial: int, replica: ReplicaId) -> None:
         summary = None
         if any(each.id == replica for each in self._fleet.replicas):
-            told = self._fleet.summary(replica)
+            told = self._fleet.snapshots.summary(replica)
             epoch = self._fleet.replica(replica).epoch
             summary = Summary(replica, epoch, messages.packed(told.hashes), told.left_out)
         self._send(Summarised(serial, summary))
@@ -196,4 +198,5 @@ class News:
         models = [(news.model, news.window, news.hot, news.learned) for news in fleet.learned()]
         rates = [(each.id, *each.rates()) for each in fleet.replicas]
         self._send(Learned(self._peer, models, rates))
-        fleet.tidy(now)
+        fleet.peers.expire(now)
+        fleet.snapshots.tidy(now)

@@ -1,12 +1,13 @@
-"""A worker's records of finished requests, in batches, up to the supervisor, which counts them.
+"""A worker's records of finished requests and what else it counts, in batches, up to the supervisor.
 
 On a request's path: one append. What the supervisor does not take is dropped and counted by the channel.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
-from router.core.record import Record
+from router.core.record import HandshakeError, Record
 from router.gossip.messages import Message, Records
 
 PERIOD = 0.1
@@ -23,6 +24,7 @@ class Reporter:
         self._loop, self._send = loop, send
         self._records: list[Record] = []
         self._lags: list[float] = []
+        self._handshakes: Counter[HandshakeError] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def record(self, record: Record) -> None:
@@ -37,15 +39,21 @@ class Reporter:
         self._lags.append(seconds)
         self._soon()
 
+    def handshake(self, error: HandshakeError) -> None:
+        """Count a client's handshake that failed."""
+        self._handshakes[error] += 1
+        self._soon()
+
     def flush(self) -> None:
         """Send what there is, now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._records or self._lags:
+        if self._records or self._lags or self._handshakes:
             records, self._records = self._records, []
             lags, self._lags = self._lags, []
-            self._send(Records(records, lags))
+            handshakes, self._handshakes = self._handshakes, Counter()
+            self._send(Records(records, lags, handshakes))
 
     def _soon(self) -> None:
         if len(self._records) >= BATCH:

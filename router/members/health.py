@@ -10,6 +10,7 @@ good probe. Counters of load are never touched here: they change by a request's 
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -24,6 +25,7 @@ import msgspec
 from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.types import EngineSample, ReplicaId, State
+from router.handshakes import Trust, in_words
 from router.members import engine
 
 log = logging.getLogger("homing.health")
@@ -41,6 +43,9 @@ DRAINED = "drained by an operator"
 MAX_ANSWER = 4 << 20
 """Bytes of an engine's answer that are read: vLLM's metrics are some 100 KB, a card of a model is half of one."""
 
+UNSAID = " (over TLS: does it want a certificate, tls.replicas.certificate_file?)"
+"""What may be behind a connection that just ends: uvloop's and asyncio's servers do not say why they refuse."""
+
 JITTER = 0.1
 """Share of an interval by which each wait differs."""
 
@@ -51,6 +56,7 @@ class Cause(StrEnum):
     ANSWERS = "answers"
     REFUSED = "refused"  # nobody listens there
     UNREACHABLE = "unreachable"  # no connection, for another reason
+    TLS = "tls"  # it is reached, and the handshake fails
     TIMEOUT = "timeout"
     STATUS = "status"  # it answers, but not with 200
     BROKEN = "broken"  # what it answers breaks off, or is no HTTP
@@ -91,8 +97,11 @@ class Health:
         changed: Callable[[ReplicaId], None],
         observer: Observer,
         keys: Mapping[ReplicaId, str] | None = None,
+        trust: Trust | None = None,
     ) -> None:
-        """`keys` are the API keys of the replicas that want one, for the router's own calls only."""
+        """`keys` are the API keys of the replicas that want one, for the router's own calls only; `trust` is for those
+        whose URL begins with https://."""
+        self._trust = trust
         self._headers = _headers(keys or {})
         self._fleet, self._urls, self._settings = fleet, dict(urls), settings
         self._rng, self._changed, self._observer = rng, changed, observer
@@ -117,11 +126,16 @@ class Health:
             await asyncio.Event().wait()
 
     def adjust(
-        self, urls: Mapping[ReplicaId, str], settings: HealthSettings, keys: Mapping[ReplicaId, str] | None = None
+        self,
+        urls: Mapping[ReplicaId, str],
+        settings: HealthSettings,
+        keys: Mapping[ReplicaId, str] | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """Probe these replicas, in this way. The fleet has those that are new; one that is left out is drained."""
         before, headers, old = self._urls, self._headers, self._settings
         self._urls, self._headers, self._settings = dict(urls), _headers(keys or {}), settings
+        self._trust = trust
         for replica in before.keys() - urls.keys():
             self._remove(replica)
         for replica, url in urls.items():
@@ -209,14 +223,12 @@ class Health:
                 await _body(response)
                 cause = Cause.ANSWERS if response.status == 200 else Cause.STATUS
                 return cause, f"/health answers {response.status}"
-        except aiohttp.ClientConnectorError as error:
-            refused = isinstance(error.os_error, ConnectionRefusedError)
-            cause = Cause.REFUSED if refused else Cause.UNREACHABLE
-            return cause, f"cannot connect: {error.os_error.strerror or error}"
+        except aiohttp.ClientError as error:
+            cause, problem = _unwell(error)
+            silent = cause in {Cause.UNREACHABLE, Cause.BROKEN} and self._urls[replica].startswith("https:")
+            return cause, problem + (UNSAID if silent else "")
         except TimeoutError:
             return Cause.TIMEOUT, "/health: no answer in time"
-        except aiohttp.ClientError as error:
-            return Cause.BROKEN, f"/health: {error or 'no answer'}"
 
     def _get(self, session: aiohttp.ClientSession, replica: ReplicaId, path: str) -> _Get:
         """Not elsewhere: who redirects a probe redirects requests, too."""
@@ -224,6 +236,8 @@ class Health:
             f"{self._urls[replica]}{path}",
             headers=self._headers.get(replica),
             allow_redirects=False,
+            ssl=self._trust.context if self._trust else True,
+            server_hostname=self._trust.name if self._trust else None,
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
         )
 
@@ -309,6 +323,17 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
         if len(body) > MAX_ANSWER:
             raise aiohttp.ClientPayloadError(f"an answer of more than {MAX_ANSWER} bytes")
     return bytes(body)
+
+
+def _unwell(error: aiohttp.ClientError) -> tuple[Cause, str]:
+    """Why there was no answer."""
+    found = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(found, ssl.SSLError) or (isinstance(found.__cause__, ssl.SSLError) and (found := found.__cause__)):
+        return Cause.TLS, f"TLS fails: {in_words(found)}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = Cause.REFUSED if isinstance(error.os_error, ConnectionRefusedError) else Cause.UNREACHABLE
+        return cause, f"cannot connect: {error.os_error.strerror or error}"
+    return Cause.BROKEN, f"/health: {error or 'no answer'}"
 
 
 def _headers(keys: Mapping[ReplicaId, str]) -> dict[ReplicaId, dict[str, str]]:

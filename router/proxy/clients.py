@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from router.proxy.context import Proxy
+from router.proxy.departures import Departures
 
 EXCESS = 256
 """Connections over limits.connections that are told so, at a time; any more are closed without a word, because a bound
@@ -37,6 +38,7 @@ class Clients:
         self._none = asyncio.Event()
         self._none.set()
         self._sweeping: asyncio.TimerHandle | None = None
+        self.departures = Departures(proxy.loop)
         self.leaving = False
 
     def __len__(self) -> int:
@@ -55,6 +57,10 @@ class Clients:
         self._open.remove(connection)
         if not self._open:
             self._none.set()
+
+    def give_way(self, connection: OpenConnection) -> None:
+        """Another takes its place, in this turn of the loop."""
+        self._open.remove(connection)
 
     def adjust(self) -> None:
         """The bounds have changed."""
@@ -81,6 +87,7 @@ class Clients:
         self.cut()
         if self._sweeping is not None:
             self._sweeping.cancel()
+        self.departures.close()
 
     def cut(self) -> None:
         """Close all at once, whatever is under way."""

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
-from itertools import count
 from random import Random
 from typing import Any, Protocol
 from uuid import uuid4
@@ -77,7 +76,8 @@ class Proxy:
     `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
     `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
     done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
-    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held.
+    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held;
+    with `half_close` a client that has closed its writing side is still there.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -96,6 +96,7 @@ class Proxy:
     allow_paths: Collection[str] = ()
     max_refusals: int = 3
     token: bytes | None = None
+    half_close: bool = False
 
     def __post_init__(self) -> None:
         self.stored = Stored()
@@ -103,7 +104,7 @@ class Proxy:
         self.tasks: set[asyncio.Task[None]] = set()
         self.reading = asyncio.Lock()  # Held while a big body is read.
         self._prefix = uuid4().hex[:16]
-        self._count = count(1)
+        self._serial = 0
         self._dated = 0
         self._date = b""
 
@@ -144,4 +145,5 @@ class Proxy:
 
     def request_id(self) -> str:
         """A new id: random for this process, counted within it."""
-        return f"{self._prefix}-{next(self._count):x}"
+        self._serial += 1
+        return f"{self._prefix}-{self._serial}"

@@ -94,7 +94,7 @@ class Exchange:
         self._asked(reading)
 
     def _asked(self, reading: Reading) -> None:
-        ask, previous = reading
+        ask, previous = reading.ask, reading.previous
         self._ask = ask if previous is None else ask._replace(only=self._proxy.stored.get(previous))
         self._find()
 

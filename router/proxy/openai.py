@@ -167,11 +167,13 @@ def is_big(to: Endpoint, body: Body) -> bool:
     return len(body) > BIG and to.use not in _UNREAD and body[:64].lstrip().startswith(b"{")
 
 
-class Reading(NamedTuple):
+class Reading:
     """An ask, and the id of the stored response that the request goes on from, if it names one."""
 
-    ask: Ask
-    previous: str | None = None
+    __slots__ = ("ask", "previous")
+
+    def __init__(self, ask: Ask, previous: str | None = None) -> None:
+        self.ask, self.previous = ask, previous
 
 
 class Asker:

@@ -1,11 +1,10 @@
 """Client connections: bytes in, one exchange at a time, answers in the order of requests.
 
 While an exchange runs the connection goes on reading, because only a read tells that a client has left; what a
-pipelining client sends ahead is kept, up to a bound, and reading stops there.
+pipelining client sends ahead is kept, up to a bound, and reading stops there (then departures.py watches).
 """
 
 import asyncio
-import socket
 import time
 from collections import deque
 from enum import Enum
@@ -30,13 +29,6 @@ LINGER_SECONDS = 5.0
 READ_AHEAD = 64 * 1024
 """Bytes of later requests that are kept while one is served; beyond, reading stops until it is done."""
 
-WATCH_SECONDS = 0.5
-"""Between looks at the socket of a client that is not read; a generation in vain costs more than a system call."""
-
-TCP_INFO = getattr(socket, "TCP_INFO", 11)
-TCP_GONE = frozenset((7, 8))
-"""Linux's TCP_CLOSE (it was reset) and TCP_CLOSE_WAIT (the client has closed), the first byte of its tcp_info."""
-
 BUFFER_FULL = "buffer_full"
 CONNECTIONS_FULL = "connections_full"
 """Why a request is refused, as the metric names it (wire.WireError has the others)."""
@@ -51,10 +43,10 @@ class Part(Enum):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection."""
+    """One client's connection; `scheme` is what it speaks, http or https."""
 
-    def __init__(self, proxy: Proxy, clients: Clients) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: Proxy, clients: Clients, scheme: str = "http") -> None:
+        self._proxy, self._scheme = proxy, scheme
         self._reader = RequestReader(_largest(proxy.bounds), proxy.bounds.head)
         self._clients = clients
         self._exchange: Exchange | None = None
@@ -65,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._part = Part.NONE
         self._held = 0
         self._closes = self._paused = self._last = self._lingers = self._excess = False
-        self._watching: asyncio.TimerHandle | None = None
+        self._unread: int | None = None  # The descriptor, while it is not read from.
         self._transport: asyncio.Transport
         self._peer: Peer
 
@@ -73,7 +65,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class.
-        self._peer = _peer(transport)
+        name = transport.get_extra_info("peername")  # None of one that has left already.
+        self._peer = heads.peer(name[0] if name else "unknown", self._scheme)
         self._since = time.monotonic()
         self._clients.add(self)
         if self._clients.excess > 0:
@@ -91,20 +84,25 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None or self._requests:
             self._ahead.append(data)
             self._ahead_size += len(data)
-            if self._ahead_size > READ_AHEAD and self._watching is None:
-                self._transport.pause_reading()
-                self._watch()
+            if self._ahead_size > READ_AHEAD and self._unread is None:
+                self._stop_reading()
             return
         self._read(data)
 
     def eof_received(self) -> bool:
-        """A client that closes its writing side has left; asyncio closes the other side after this."""
+        """A client that closes its writing side has left, or asks nothing more (proxy.half_close): then it gets what it
+        has asked for. False closes the connection."""
+        if self._proxy.half_close and self._scheme == "http" and (self._exchange is not None or self._more()):
+            self._last = True
+            return True
+        if self._exchange is not None:
+            self._transport.abort()  # To close in order would wait for a client that may never read the rest.
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._unread is not None:
+            self._clients.departures.forget(self._unread)
         self._hold(0)
         exchange, self._exchange = self._exchange, None
         self._requests.clear()
@@ -251,19 +249,16 @@ class ClientConnection(asyncio.Protocol):
             self._next()
             return
         ahead, self._ahead, self._ahead_size = self._ahead, [], 0
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
+        if self._unread is not None:
+            self._clients.departures.forget(self._unread)
+            self._unread = None
             self._transport.resume_reading()
         self._read(b"".join(ahead))
 
-    def _watch(self) -> None:
-        """Look at the socket while nothing is read from it: only a read would tell that the client has left."""
-        state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, 1)[0]
-        if state in TCP_GONE:
-            self._transport.abort()
-        else:
-            self._watching = self._proxy.loop.call_later(WATCH_SECONDS, self._watch)
+    def _stop_reading(self) -> None:
+        self._transport.pause_reading()
+        self._unread = self._transport.get_extra_info("socket").fileno()
+        self._clients.departures.watch(self._unread, self._transport.abort, self._proxy.half_close)
 
     def _refuse(self, error: WireError) -> None:
         """Answer what is no request, or one too many, and close: where the next one would begin is not known."""
@@ -300,13 +295,6 @@ class ClientConnection(asyncio.Protocol):
         journal.status, journal.rejected, journal.left = status, rejected, left
         journal.ended(Stage.PARSE, now)
         self._proxy.describe(journal.record(Ask(None), now))
-
-
-def _peer(transport: asyncio.BaseTransport) -> Peer:
-    """Who is at the other end, which may have left already."""
-    name = transport.get_extra_info("peername")
-    scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
-    return heads.peer(name[0] if name else "unknown", scheme)
 
 
 def _largest(bounds: Bounds) -> int:

@@ -8,12 +8,16 @@ connection that the engine is closing is lost.
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections import deque
 from typing import NamedTuple, Protocol, cast
 
 import httptools
 
+from router.handshakes import Trust, in_words
+from router.proxy import tcp
 from router.proxy.responses import ResponseReader
+from router.proxy.secure import Secure
 from router.proxy.wire import Body
 
 log = logging.getLogger("homing.proxy")
@@ -37,12 +41,14 @@ DYING_TRIES = 3
 
 
 class Address(NamedTuple):
-    """Where a replica listens: `base` is the URL's path without a final slash, `authority` the Host it is called by."""
+    """Where a replica listens: `base` is the URL's path without a final slash, `authority` the Host it is called by,
+    `secure` whether by TLS."""
 
     host: str
     port: int
     base: bytes = b""
     authority: bytes = b""
+    secure: bool = False
 
 
 class Loss(NamedTuple):
@@ -72,6 +78,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
+        self.trust = pool.trust
         self._sender: Sender | None = None
         self._response = ResponseReader()
         self._busy = False
@@ -128,6 +135,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._pool.made(self)
+        tcp.keep_alive(self._transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER, low=0)
 
     def pause_writing(self) -> None:
@@ -159,6 +167,8 @@ class Connection(asyncio.Protocol):
                 self._heard(self._response, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, ssl.SSLError):  # In TLS 1.3 a replica may refuse our certificate after the handshake.
+            self._pool.complain(exc)
         self._pool.forget(self)
         self._lose()
 
@@ -188,10 +198,15 @@ class Connection(asyncio.Protocol):
 class Pool:
     """One replica's connections."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, connect_timeout: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: Address, connect_timeout: float, trust: Trust | None = None
+    ) -> None:
+        """`trust` is for an address that is secure."""
         self._loop = loop
         self.address = address
         self.connect_timeout = connect_timeout
+        self.trust = trust
+        self._complaint = ""
         self._retired = False
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
@@ -218,18 +233,52 @@ class Pool:
         return None
 
     async def connect(self) -> Connection:
-        """A new connection. Raises OSError (refused, unreachable, TimeoutError)."""
-        connection = Connection(self)
+        """A new connection, handshake included. Raises OSError (refused, unreachable, TimeoutError, ssl.SSLError)."""
+        if self.trust is None:
+            return await self._connect(Connection(self))
+        context, name = self.trust
+        connection, shaken = Connection(self), self._loop.create_future()
+
+        def ready(error: OSError | None) -> None:
+            if not shaken.done():  # Nobody waits any more.
+                shaken.set_result(error)
+
+        try:
+            await self._connect(connection, Secure(context, connection, ready, name or self.address.host), shaken)
+        except ssl.SSLError as error:
+            self.complain(error)
+            raise
+        self._complaint = ""
+        return connection
+
+    async def _connect(
+        self,
+        connection: Connection,
+        secure: Secure | None = None,
+        shaken: "asyncio.Future[OSError | None] | None" = None,
+    ) -> Connection:
+        """Connect, and return when the handshake is over, where there is one."""
         try:
             async with asyncio.timeout(self.connect_timeout):
-                await self._loop.create_connection(lambda: connection, self.address.host, self.address.port)
+                await self._loop.create_connection(lambda: secure or connection, self.address.host, self.address.port)
+                if shaken is not None:
+                    await _succeeded(shaken)
         except BaseException:  # Cancelled, perhaps just when it was made: nobody would close it.
             connection.abandoned = True
+            if secure is not None:
+                secure.abort()
             if connection in self._open:
                 connection.abort()
                 self.forget(connection)
             raise
         return connection
+
+    def complain(self, error: ssl.SSLError) -> None:
+        """Say why TLS fails, once for each reason: every request and probe meets it."""
+        words = in_words(error)
+        if words != self._complaint:
+            self._complaint = words
+            log.error("replica at %s:%d: TLS fails: %s", self.address.host, self.address.port, words)
 
     def made(self, connection: Connection) -> None:
         """A connection is open."""
@@ -238,11 +287,11 @@ class Pool:
     async def refuses(self) -> bool:
         """Whether a fresh connection is refused: a process that is gone generates nothing.
 
-        One that is made and does not last says nothing yet, so there is another.
+        One that is made and does not last says nothing yet, so there is another. Who listens need not speak: no TLS.
         """
         for _ in range(DYING_TRIES):
             try:
-                connection = await self.connect()
+                connection = await self._connect(Connection(self))
             except ConnectionRefusedError:
                 return True
             except OSError:
@@ -257,7 +306,7 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Take a connection back whose response has ended."""
-        if self._retired or len(self._idle) >= MAX_IDLE:
+        if self._retired or len(self._idle) >= MAX_IDLE or connection.trust is not self.trust:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
@@ -275,6 +324,12 @@ class Pool:
         self._open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
+
+    def secure(self, trust: Trust | None) -> None:
+        """Have new connections trust otherwise, and no idle one live on that did not."""
+        if trust is not self.trust:
+            self.trust = trust
+            self.drop_idle()
 
     def retire(self) -> None:
         """Drop the idle connections now, and each other one when its response has ended."""
@@ -296,3 +351,10 @@ class Pool:
             self._idle.popleft().abort()
         if self._idle:
             self._sweeper = self._loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._sweep)
+
+
+async def _succeeded(shaken: "asyncio.Future[OSError | None]") -> None:
+    """Returns when a handshake is over, and raises what it failed of."""
+    error = await shaken
+    if error is not None:
+        raise error

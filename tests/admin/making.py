@@ -71,7 +71,7 @@ def reports_of(*reports: Report) -> Reports:
 def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
     """The collector over these; `changes` are fields of its sources."""
     sources: dict[str, Any] = {
-        "setup": Setup("prefix_affinity", "abc", True, 1.5e9),
+        "setup": Setup("prefix_affinity", "abc", True, 1.5e9, {"clients": 2.5e9}),
         "missing": {},
         "reports": Reports(),
         "dropped": dict,

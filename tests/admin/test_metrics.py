@@ -318,7 +318,7 @@ def test_decisions_name_the_policy_and_the_reason() -> None:
     tally.record(record_of())
     tally.record(record_of(endpoint="completions"))
     tally.record(record_of(reason=Reason.SPILL))
-    metrics = metrics_of(fleet, tally, setup=Setup("p", "abc", True, 1.5e9))
+    metrics = metrics_of(fleet, tally, setup=Setup("p", "abc", True, 1.5e9, {}))
     assert value_of(metrics, "homing_decisions_total", model=MODEL, policy="p", reason="holder") == 2
     assert value_of(metrics, "homing_decisions_total", model=MODEL, policy="p", reason="spill") == 1
 

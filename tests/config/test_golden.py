@@ -4,6 +4,7 @@
 """
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ def test_there_are_sixty_files_and_no_orphans() -> None:
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_a_bad_file_gets_this_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
-    _, problems = inspect(Path(path.name), {})
+    loaded, problems = inspect(Path(path.name), {})
+    if loaded is not None:
+        problems = [*problems, *loaded.pems(datetime.now(UTC))[1]]
     answer = render.text(problems, path.name) + "\n"
     expected = path.with_suffix(".txt")
     if os.environ.get("UPDATE_GOLDEN"):

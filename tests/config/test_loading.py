@@ -44,6 +44,8 @@ def test_variables_override_the_file_and_are_typed_as_its_scalars_are(file: Path
             "HOMING__ROUTING__SPILL__MAX_KV_USAGE": "null",
             "HOMING__LOG__REQUESTS": "true",
             "HOMING__LIMITS__BODY": "8MiB",
+            "HOMING__TIMEOUTS__IDLE": "null",
+            "HOMING__TIMEOUTS__REQUEST": "4h",
             "HOMING__PROXY__ALLOW_PATHS": "[/sleep, /wake_up]",
         },
     ).config
@@ -51,6 +53,7 @@ def test_variables_override_the_file_and_are_typed_as_its_scalars_are(file: Path
     assert config.routing.spill.max_kv_usage is None
     assert config.log.requests is True
     assert config.limits.body == 8 << 20
+    assert (config.timeouts.idle, config.timeouts.request) == (None, 14_400.0)
     assert config.proxy.allow_paths == ["/sleep", "/wake_up"]
 
 

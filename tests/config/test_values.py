@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.values import Endpoint, Kind, Wrong, address, duration, literal, shown, size, url, written
+from router.values import Endpoint, Kind, Wrong, address, duration, host, literal, shown, size, url, written
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,8 @@ def test_no_address(value: object, suggestion: str | None) -> None:
         ("http://10.0.0.1:8000/", "http://10.0.0.1:8000"),
         ("http://engine/base/", "http://engine/base"),
         ("http://[::1]:8000", "http://[::1]:8000"),
+        ("https://engine.example", "https://engine.example"),
+        ("https://[::1]:8443/base/", "https://[::1]:8443/base"),
     ],
 )
 def test_urls_are_read_without_a_trailing_slash(text: str, read: str) -> None:
@@ -132,7 +134,9 @@ def test_urls_are_read_without_a_trailing_slash(text: str, read: str) -> None:
         ("engine", "H112", "http://engine"),
         ("//engine:80", "H112", "http://engine:80"),
         ("http:engine:80", "H112", "http://engine:80"),
-        ("https://engine:80", "H112", "http://engine:80"),
+        ("https:engine:80", "H112", "https://engine:80"),
+        ("https://engine..example", "H112", None),
+        ("https://-engine", "H112", None),
         ("grpc://engine:80", "H112", "http://engine:80"),
         ("http://engine:80/v1", "H113", "http://engine:80"),
         ("http://engine:80/base/v1/", "H113", "http://engine:80/base"),
@@ -151,6 +155,30 @@ def test_no_url(value: object, code: str, suggestion: str | None) -> None:
     with pytest.raises(Wrong) as raised:
         url(value)
     assert (raised.value.code, raised.value.suggestion) == (code, suggestion)
+
+
+@pytest.mark.parametrize("value", ["engine", "a_b.example", "10.0.0.1", "::1", "x" * 63, None])
+def test_hosts_that_a_certificate_can_be_for(value: object) -> None:
+    assert host(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "suggestion"),
+    [
+        ("", None),
+        (".engine", None),
+        ("a..b", None),
+        ("a b", None),
+        ("engine:8443", None),
+        ("x" * 64, None),
+        ("https://engine:8443/x", "engine"),
+        ("https://a..b", None),
+    ],
+)
+def test_and_what_is_no_such_host(value: str, suggestion: str | None) -> None:
+    with pytest.raises(Wrong) as raised:
+        host(value)
+    assert (raised.value.code, raised.value.suggestion) == ("H124", suggestion)
 
 
 @pytest.mark.parametrize(

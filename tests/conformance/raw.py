@@ -79,7 +79,7 @@ class Answered(NamedTuple):
 def table(cases: Iterable[Case | Answered]) -> pytest.MarkDecorator:
     """The test runs for each case, which is its name."""
     cases = list(cases)
-    names = [f"{case.name} ({case.rfc})" for case in cases]
+    names = [f"{case.name} (RFC {case.rfc})" for case in cases]
     assert len(set(names)) == len(names), "two cases have one name"
     return pytest.mark.parametrize("case", cases, ids=names)
 

@@ -15,9 +15,8 @@ from router.core.backlog import (
     Load,
     Mean,
     follow,
-    mean_lin,
-    mean_step,
 )
+from router.core.ranking import mean_lin, mean_step
 from router.core.types import EngineSample, Reading
 from tests.fakes import fields_of
 

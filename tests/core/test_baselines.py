@@ -198,3 +198,4 @@ def test_each_name_of_the_configuration_makes_a_new_policy_that_routes(name: str
     assert routed(fleet, Ask("m")).cached == 0  # Without a prompt, too.
     reading_of = FakeView([reading("a")])
     assert policy.lines(reading_of.replicas[0], reading_of) is None
+    assert not policy.cuts(reading("a", queued=1000, kv_usage=1.0))

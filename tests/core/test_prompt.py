@@ -76,7 +76,7 @@ def test_model_salt_template_arguments_and_secret_each_separate_prompts() -> Non
     assert len(set(roots)) == len(parts)
     data = chat([SYSTEM, QUESTION]).data * 40
     chains = [chain(data, each) for each in roots]
-    assert len({found.hashes[0] for found in chains}) == len({found.tail for found in chains}) == len(parts)
+    assert len({found[0][0] for found in chains}) == len({found[1] for found in chains}) == len(parts)
 
 
 def test_the_order_of_template_arguments_does_not_matter() -> None:
@@ -277,7 +277,7 @@ def test_of_several_prompts_the_first_counts() -> None:
 
 def test_token_ids_are_four_bytes_each_and_counted() -> None:
     assert completion([1, 2**32 - 1, 258]) == Prompt(b"\1\0\0\0\xff\xff\xff\xff\2\1\0\0", {}, 3)
-    assert len(chain(completion([7] * 128).data, 0).hashes) == 1
+    assert len(chain(completion([7] * 128).data, 0)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_ten_thousand_prefixes_over_a_hundred_replicas_are_less_than_two_megabyt
     fleet = fleet_of(specs, settings=FleetSettings(index_blocks=1_000_000))
     for name in range(12_000):
         fleet.placed(f"r{(name + name // 10_000) % 100}", None, chain(name % 10_000, 64))
-    told = [fleet.summary(f"r{number}") for number in range(100)]
+    told = [fleet.snapshots.summary(f"r{number}") for number in range(100)]
     assert sum(8 * len(each.hashes) for each in told) == 12_000 * 7 * 8 < 2_000_000
     assert sum(each.left_out for each in told) == 0
 
@@ -180,7 +180,7 @@ def test_a_fleet_that_recalls_sends_a_known_prompt_where_it_is() -> None:
     asks = [ask((f"p{number}", 6)) for number in range(20)]
     homes = {each.chain[0]: answered(one, each).replica for each in asks}
     for replica in one.replicas:
-        other.recall(replica.id, replica.epoch, one.summary(replica.id).hashes, 0.0)
+        other.snapshots.recall(replica.id, replica.epoch, one.snapshots.summary(replica.id).hashes, 0.0)
     for each in asks:
         route = routed(other, each)
         assert (route.replica, route.reason) == (homes[each.chain[0]], "holder")
@@ -190,34 +190,34 @@ def test_a_fleet_that_recalls_sends_a_known_prompt_where_it_is() -> None:
 def test_what_is_recalled_counts_for_as_long_as_the_engine_lives() -> None:
     fleet = fleet_of(2)
     fleet.engine("r0", 5.0, None)
-    fleet.recall("r0", 4.0, chain(1, 4), 0.0)  # Of an earlier life.
-    fleet.recall("r9", 4.0, chain(1, 4), 0.0)  # Of a stranger.
+    fleet.snapshots.recall("r0", 4.0, chain(1, 4), 0.0)  # Of an earlier life.
+    fleet.snapshots.recall("r9", 4.0, chain(1, 4), 0.0)  # Of a stranger.
     assert fleet.residency.depths(chain(1, 4)) == {}
-    fleet.recall("r0", 5.0, chain(1, 4), 0.0)
-    fleet.recall("r1", None, chain(1, 2), 0.0)
+    fleet.snapshots.recall("r0", 5.0, chain(1, 4), 0.0)
+    fleet.snapshots.recall("r1", None, chain(1, 2), 0.0)
     assert fleet.residency.depths(chain(1, 4)) == {"r0": 4, "r1": 2}
-    fleet.recall("r1", 7.0, chain(1, 2), 0.0)
+    fleet.snapshots.recall("r1", 7.0, chain(1, 2), 0.0)
     assert fleet.engine("r1", 8.0, None)  # Not known yet when it was recalled: it has restarted since.
     assert fleet.residency.depths(chain(1, 4)) == {"r0": 4}
 
 
 def test_what_is_recalled_is_forgotten_after_some_minutes() -> None:
     fleet = fleet_of(1)
-    fleet.recall("r0", None, chain(1, 4), 10.0)
-    assert fleet.tidy(310.0) == []
+    fleet.snapshots.recall("r0", None, chain(1, 4), 10.0)
+    fleet.snapshots.tidy(310.0)
     assert fleet.residency.depths(chain(1, 4)) == {"r0": 4}
-    fleet.tidy(310.1)
-    fleet.tidy(999.0)
+    fleet.snapshots.tidy(310.1)
+    fleet.snapshots.tidy(999.0)
     assert fleet.residency.depths(chain(1, 4)) == {}
 
 
 def test_a_lease_on_a_recalled_chain_ends_as_any_other() -> None:
     fleet = fleet_of(2)
     asked = ask(("p", 4))
-    fleet.recall("r1", None, asked.chain, 0.0)
+    fleet.snapshots.recall("r1", None, asked.chain, 0.0)
     lease = leased(fleet, asked)
     assert lease.replica == "r1"
     lease.first_token(0.1)
     fleet.mark("r1", State.READY, "test", 0.1)
     assert recalled.summarise([], 5).hashes == []
-    assert fleet.summary("r1").hashes[:3] == [asked.chain[0], asked.chain[1], asked.chain[3]]
+    assert fleet.snapshots.summary("r1").hashes[:3] == [asked.chain[0], asked.chain[1], asked.chain[3]]

@@ -113,3 +113,10 @@ def test_the_memo_answers_alike_and_stays_within_its_bound() -> None:
     for position in points[:50]:
         assert ring.order(position) == fresh.order(position)
         assert ring.order(position) is ring.order(position + 1)
+
+
+def test_a_walk_is_the_order_in_a_ring_of_any_size() -> None:
+    for replicas in (0, 3, 40):
+        ring = Ring([f"r{i}" for i in range(replicas)])
+        for key in (0, 2**63, 2**64 - 1):
+            assert list(ring.walk(key)) == list(ring.order(key))

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,7 +40,8 @@ async def eventually(condition: Callable[[], Awaitable[bool]], within: float = W
 
 
 class Face:
-    """A router as operators and clients see it. Its configuration is the file `config`, which a test may write anew."""
+    """A router as operators and clients see it. Its configuration is the file `config`, which a test may write anew;
+    `tls` is how clients speak to it, if by TLS."""
 
     def __init__(self, directory: Path, tree: Mapping[str, Any]) -> None:
         self.config = directory / "router.yaml"
@@ -48,6 +50,7 @@ class Face:
         self.tree = dict(tree)
         self.write()
         self.url = self.admin_url = ""
+        self.tls: ssl.SSLContext | None = None
 
     def write(self, **changes: Any) -> None:
         """Write the configuration, with these sections changed."""
@@ -90,12 +93,13 @@ class Face:
 
     # Clients.
 
-    def client(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(self.url, connector=aiohttp.TCPConnector(limit=0))
+    def client(self, timeout: float | None = 300.0) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, ssl=self.tls or True)
+        return aiohttp.ClientSession(self.url, connector=connector, timeout=aiohttp.ClientTimeout(total=timeout))
 
     async def chat(self, content: str = "hello") -> aiohttp.ClientResponse:
         """One chat over a connection of its own, read to its end."""
-        async with aiohttp.ClientSession(self.url) as session:
+        async with self.client() as session:
             return await chat(session, content)
 
 
@@ -115,7 +119,7 @@ class Router(Face):
             )
         self.pid = self.process.pid
         await self.said(r"admin port")
-        self.url, self.admin_url = re.findall(r"(?:listening on|admin port) +(http://\S+)", self.output())[:2]
+        self.url, self.admin_url = re.findall(r"(?:listening on|admin port) +(https?://\S+)", self.output())[:2]
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
@@ -167,9 +171,8 @@ class Stream:
 
     async def _read(self) -> None:
         body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": self._content}]}
-        timeout = aiohttp.ClientTimeout(total=None)
         async with (
-            aiohttp.ClientSession(self._router.url, timeout=timeout) as session,
+            self._router.client(timeout=None) as session,
             session.post("/v1/chat/completions", json=body) as response,
         ):
             self.headers = response.headers
@@ -246,6 +249,8 @@ class Crewed(Face):
         clients = listen_shared(Endpoint(HOST, 0), loaded.config.workers)
         admin = socket.create_server((HOST, 0))
         self.url, self.admin_url = ("http://{}:{}".format(*one.getsockname()) for one in (clients[0], admin))
+        if loaded.config.tls.certificate_file is not None:
+            self.url = self.url.replace("http:", "https:")
         self.control = Control(loaded, loaded.secrets(), admin, len(clients))
         for number, one in enumerate(clients):
             self.workers.append(await hired(self.control, one, str(number)))

@@ -14,6 +14,7 @@ from router.core.budget import LEAST
 from router.core.types import State
 from router.crew import HUNG
 from router.gossip.messages import Members, Message
+from router.proxy.bounds import Bounds, Times
 from router.sockets import listen_shared
 from router.values import Endpoint
 from tests.e2e.supervised import Crewed, Engine, crewed, eventually, finished, listed, streaming
@@ -113,6 +114,31 @@ async def test_a_reload_changes_the_fleet_and_touches_no_stream(tmp_path: Path) 
             await eventually(lambda: gone(router, "r2"))
             assert 'replica="r2"' not in (await router.get("/metrics"))[1]
             assert not any("r2" in worker.pools for worker in router.workers)
+
+
+async def test_a_reload_changes_what_clients_may_take_and_how_long_anything_may_last(tmp_path: Path) -> None:
+    """Of open connections, too, and of what is under way on them."""
+    async with crewed(tmp_path, Engine()) as (router, _):
+        [stream] = await streaming(router, 1)
+        router.write(
+            timeouts={
+                "head": "1s",
+                "body": None,
+                "keep_alive": "2m",
+                "first_byte": "4h",
+                "idle": "100ms",
+                "request": "1h",
+            },
+            limits={"body": "1MiB", "head": "8KiB", "buffered": "2MiB", "connections": 7},
+            proxy={"half_close": True},
+        )
+        assert (await router.post("/reload"))[0] == 200
+        for worker in router.workers:
+            assert worker.proxy.times == Times(1.0, None, 120.0, 14_400.0, 0.1, 3600.0, 10.0)
+            assert worker.proxy.bounds == Bounds(1 << 20, 8 << 10, 2 << 20, 7)
+            assert worker.proxy.half_close
+        await finished([stream])  # It stands still, which it now may for 100 ms only.
+        assert not stream.whole
 
 
 async def gone(router: Crewed, replica: str) -> bool:

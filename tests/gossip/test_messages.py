@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.backlog import LearnedNews, Totals
 from router.core.lease import Settled
 from router.core.peers import ModelNews, RateNews
-from router.core.record import Attempt, Phase, Record, Stages, UpstreamError
+from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
 from router.core.types import EngineSample, Limit, Outcome, Reason, State
 from router.gossip import messages
 from router.gossip.messages import (
@@ -42,6 +42,7 @@ from router.gossip.messages import (
     Summary,
     Up,
 )
+from router.tls import Pems
 
 HASH = 2**64 - 1
 RECORD = Record(
@@ -57,9 +58,10 @@ SUMMARY = Summary("r1", 1.5, messages.packed([1, HASH]), 2)
 SAMPLE = EngineSample(1.5, 2, None, 0.5, 3, 4)
 
 EXAMPLES: list[AnyMessage] = [
-    Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token", b"root"),
+    Settings(1, "0.1", {"replicas": [{"id": "r1", "w": 1.5}], "models": {"m": None}}, "token", Pems(b"PEM"), b"root"),
     Members([Member("r1", State.FULL, "why", 1.5, {"m": {"id": "m"}}, None, 5, SAMPLE)]),
-    Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1), Records([RECORD], [0.5]),
+    Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1),
+    Records([RECORD], [0.5], {HandshakeError.CLOSED: 2}),
     Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
     Full("r1", 2.5), Ejected("r1", "why", 5.0),
     Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
@@ -87,7 +89,7 @@ def test_a_message_comes_in_as_it_went_out(message: AnyMessage) -> None:
 
 
 def test_the_cores_nouns_come_in_as_they_went_out() -> None:
-    assert messages.record(there_and_back(Records([RECORD], [])).records[0]) == RECORD
+    assert messages.record(there_and_back(Records([RECORD], [], {})).records[0]) == RECORD
     assert messages.totals(there_and_back(Load("a", 1, False, {"r1": TOTALS})).loads["r1"]) == TOTALS
     learned = there_and_back(Learned("a", [MODEL], [RATE]))
     assert messages.model(learned.models[0]) == MODEL
@@ -98,7 +100,7 @@ def test_the_cores_nouns_come_in_as_they_went_out() -> None:
 
 def test_a_record_is_small_enough_to_send_thousands_a_second() -> None:
     """CASES A25: what is sent follows what has happened. Some 200 bytes, most of them the request's id and names."""
-    assert len(Codec().encode(Records([RECORD] * 100, []))) < 100 * 150
+    assert len(Codec().encode(Records([RECORD] * 100, [], {}))) < 100 * 150
 
 
 @pytest.mark.parametrize(

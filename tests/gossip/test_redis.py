@@ -173,7 +173,7 @@ async def written(server: RedisServer, router: Crewed) -> None:
                     found += unpacked(
                         link(router)._summaries.decode(link(router).seal.open(value, key.encode())).hashes
                     )
-        known = [block for replica in fleet.replicas for block in fleet.summary(replica.id).hashes]
+        known = [block for replica in fleet.replicas for block in fleet.snapshots.summary(replica.id).hashes]
         return set(found) >= set(known)
 
     await eventually(is_there)

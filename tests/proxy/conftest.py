@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import uvloop
 
+from tests.authority import Authority
+
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
@@ -20,3 +22,9 @@ def _collections_are_cheap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom the tests of TLS trust."""
+    return Authority(tmp_path_factory.mktemp("authority"))

@@ -83,11 +83,18 @@ class HandLoop:
         """Called by asyncio.TimerHandle."""
 
 
+class FakeSocket:
+    """A socket whose options are of no effect."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None:
+        """Taken."""
+
+
 class FakeTransport(asyncio.Transport):
     """One end of a connection. `written` is what the protocol wrote; the test calls the protocol for the other end."""
 
     def __init__(self, loop: HandLoop) -> None:
-        super().__init__()
+        super().__init__({"socket": FakeSocket()})
         self.protocol: asyncio.Protocol
         self.written = b""
         self.reading = True

@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from random import Random
+from types import CoroutineType
+from typing import Any
 
 import pytest
 
@@ -12,12 +15,15 @@ from replica.settings import ReplicaSettings
 from router.core.record import Phase
 from router.core.types import Outcome
 from router.proxy.server import ClientConnection
+from tests.authority import Authority
 from tests.browser import asked, chat, connected, post
-from tests.rig import routing, scripted, until
+from tests.rig import WITHIN, routing, scripted, until
 from tests.scripted import HOST, STREAM, Call, ScriptedReplica, chunks, closing, full, hang, sent, whole
 
 ABORT_WITHIN = 2.0
 """Seconds within which an engine must hear that nobody reads any more."""
+
+ONE_SECOND = 1.0
 
 SELDOM = {"interval": "60s"}
 
@@ -128,6 +134,36 @@ async def test_a_client_that_has_sent_much_ahead_can_still_be_seen_to_leave() ->
         await rig.quiet()
 
 
+async def test_a_client_that_leaves_while_it_is_asked_whether_its_replica_is_gone_is_not_followed() -> None:
+    """The connection broke; a fresh one is made, and looked at for a moment, to know whether the process lives."""
+    async with scripted(closing(hard=True), health=SELDOM) as (rig, [replica]):
+        accepted = replica.accepted
+        async with connected(rig) as client:
+            await client.send(chat())
+            await until(lambda: replica.accepted > accepted + 1)
+        await rig.quiet(ABORT_WITHIN)
+        assert (rig.record.left, len(replica.calls)) == (Phase.WAITING, 1)
+        await until(lambda: rig.worker.pools["r1"].open == 0)
+
+
+async def test_a_client_that_sends_its_last_and_reads_nothing_has_left() -> None:
+    """Its connection would not close in order before all is written, and it reads nothing."""
+
+    async def flood(call: Call) -> None:
+        await call.send(STREAM)
+        while True:
+            await call.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+
+    async with scripted(flood) as (rig, [replica]), connected(rig, buffer=4096) as client:
+        await client.send(chat(stream=True))
+        await until(lambda: produced(replica)() > 0)
+        await until(lambda: rig.client._paused)
+        client.shut()
+        await gone(replica.calls[0])
+        await rig.quiet()
+        assert rig.record.left is Phase.STREAMING
+
+
 async def test_a_client_that_only_shuts_its_writing_side_counts_as_gone() -> None:
     async with scripted(hang) as (rig, [replica]), connected(rig) as client:
         await client.send(chat())
@@ -175,7 +211,56 @@ async def test_three_hundred_streams_cancelled_at_random_moments_leave_nothing_b
         assert (await asked(rig, chat())).status == 200
 
 
-async def test_every_way_out_settles_its_lease() -> None:
+def ours(before: set["asyncio.Task[Any]"]) -> list[str]:
+    """Tasks of the router's that were not there before."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks() - before]
+    return [
+        one.__qualname__
+        for one in coroutines
+        if isinstance(one, CoroutineType) and "/router/" in one.cr_code.co_filename
+    ]
+
+
+async def test_a_thousand_streams_cancelled_at_random_moments_leave_nothing_behind() -> None:
+    """All of them are open at once: some are still uploaded, some wait here, some at a replica, and some stream."""
+    rng, streams = Random(11), 1_000
+
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(rng.random() * 3)
+        await call.send(STREAM)
+        while True:
+            await call.send(b"9\r\ndata: x\n\n\r\n")
+            await asyncio.sleep(0.5)
+
+    limits = {"max_concurrency": 350, "queue": {"max_requests": streams}}
+    async with scripted(slow, slow, routing=limits, health=SELDOM) as (rig, replicas):
+        before, all_open = asyncio.all_tasks(), asyncio.Event()
+
+        async def cancelled(number: int) -> None:
+            request = chat(f"{number % 7} " * 500, stream=True)
+            async with connected(rig) as client:
+                await client.send(request[: rng.choice([len(request)] * 9 + [rng.randrange(len(request))])])
+                await all_open.wait()
+                await asyncio.sleep(rng.random() * 3)
+                if rng.random() < 0.5:
+                    client.close()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(streams):
+                group.create_task(cancelled(number))
+            await until(lambda: len(rig.worker.clients) == streams, 4 * WITHIN)
+            all_open.set()
+        await rig.quiet(ONE_SECOND)
+        await until(lambda: not ours(before), ONE_SECOND)
+        assert all(pool.open == 0 for pool in rig.worker.pools.values())
+        await until(lambda: all(call.gone.is_set() for replica in replicas for call in replica.calls), ONE_SECOND)
+        left = Counter(record.left for record in rig.records)
+        assert min(left[phase] for phase in Phase) > 50, left
+        assert len(rig.records) > 900  # Of the others no byte had been sent.
+
+
+@pytest.mark.parametrize(("secure", "count"), [(False, 400), (True, 150)], ids=["plain", "TLS"])
+async def test_every_way_out_settles_its_lease(authority: Authority, secure: bool, count: int) -> None:
     """Hundreds of requests beside each other, each with a fate drawn for it, over replicas that come and go."""
     rng = Random(23)
     slow = chunks(*[b"data: x\n\n"] * 10, gap=0.01)
@@ -188,7 +273,12 @@ async def test_every_way_out_settles_its_lease() -> None:
     async def script(call: Call) -> None:
         await rng.choice(fates)(call)
 
-    async with scripted(script, script, script, health={"interval": "20ms"}) as (rig, replicas):
+    three = [ScriptedReplica(script, tls=authority.serving() if secure else None) for _ in range(3)]
+    pair = authority.pair()
+    ours = {"certificate_file": str(pair.certificate), "key_file": str(pair.key)} if secure else {}
+    tls = {"replicas": {"ca_file": str(authority.ca)}, **ours}
+    async with scripted(*three, tls=tls, health={"interval": "20ms"}) as (rig, replicas):
+        rig.tls = authority.trusting() if secure else None
 
         async def one(number: int) -> None:
             await asyncio.sleep(rng.random())
@@ -207,11 +297,11 @@ async def test_every_way_out_settles_its_lease() -> None:
                 await replica.listen()
                 await asyncio.sleep(rng.random() * 0.1)
 
-        await asyncio.gather(restarts(), *map(one, range(400)))
+        await asyncio.gather(restarts(), *map(one, range(count)))
         await rig.quiet()
         outcomes = {attempt.settled.outcome for record in rig.records for attempt in record.attempts}
         assert outcomes == set(Outcome)
-        assert len(rig.records) > 300  # Who left before it was accepted was not seen.
+        assert len(rig.records) > count * 3 / 4  # Who left before it was accepted was not seen.
 
 
 # Back-pressure.

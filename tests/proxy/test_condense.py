@@ -15,7 +15,7 @@ from router.core.record import Phase
 from router.core.types import Ask
 from router.proxy import condense
 from router.proxy.condense import BIG, QUOTES, TEXT, Condenser
-from router.proxy.openai import Asker, Reading, endpoint, is_big
+from router.proxy.openai import Asker, endpoint, is_big
 from tests.browser import asked, chat, connected, post
 from tests.rig import scripted, until
 from tests.scripted import whole
@@ -32,8 +32,8 @@ def condensed(body: bytes) -> Condenser:
     return condenser
 
 
-def read_condensed(body: bytes) -> Reading:
-    return ASKER.read_condensed(CHAT, body, condensed(body))
+def read_condensed(body: bytes) -> Ask:
+    return ASKER.read_condensed(CHAT, body, condensed(body)).ask
 
 
 def kept(body: bytes) -> Any:
@@ -86,13 +86,13 @@ def test_a_body_that_lacks_no_text_says_the_same_when_it_is_condensed(
 ) -> None:
     fields = conversation(*contents, stream=True, cache_salt='a"b', tools=[{"function": {"description": "x" * 99}}])
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
-    assert read_condensed(body) == ASKER.read(CHAT, body)
+    assert read_condensed(body) == ASKER.read(CHAT, body).ask
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300) | st.text('{}[]":,\\u0 a', max_size=300).map(str.encode))
 def test_what_is_no_json_does_no_harm(body: bytes) -> None:
-    assert isinstance(read_condensed(b"{" + body), Reading)
+    assert isinstance(read_condensed(b"{" + body), Ask)
 
 
 def test_a_conversation_keeps_its_chain_when_its_body_becomes_big() -> None:

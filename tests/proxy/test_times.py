@@ -14,7 +14,7 @@ from router.core.types import Outcome, State
 from router.proxy.bounds import Late, Times, body_over, late
 from tests.browser import asked, chat, connected, get, post
 from tests.rig import WITHIN, Rig, scripted, until
-from tests.scripted import STREAM, Call, ScriptedReplica, chunks, hang, sent, whole
+from tests.scripted import STREAM, Call, chunks, hang, sent, whole
 
 SHORT, LONG = "60ms", "1h"
 CALM = {"head": LONG, "body": LONG, "keep_alive": LONG, "first_byte": LONG, "idle": LONG, "request": None}
@@ -214,8 +214,9 @@ async def test_a_replica_is_not_blamed_for_a_client_that_does_not_read() -> None
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
 async def test_a_client_that_does_not_take_a_whole_answer_does_not_hold_its_connection(connection: str) -> None:
     """The request is done with; what is left of it is in buffers, more than the kernel takes."""
-    many = ScriptedReplica(whole(), [f"{number}-{'x' * 8_000}" for number in range(1_000)])
-    async with scripted(many, timeouts=only(idle="200ms")) as (rig, _), connected(rig, buffer=4096) as client:
+    settings: dict[str, Any] = {"timeouts": only(idle="200ms"), "health": {"interval": "60s", "models_interval": "60s"}}
+    async with scripted(whole(), **settings) as (rig, _), connected(rig, buffer=4096) as client:
+        rig.worker.fleet.serves("r1", {str(number): {"id": "x" * 8_000} for number in range(1_000)})
         await client.send(get("/v1/models", f"Connection: {connection}"))
         await until(lambda: rig.records)
         assert rig.record.status == 200

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtests import bench_arms, bench_proxy, bench_report, bench_stages, meter
+from loadtests import bench_arms, bench_profile, bench_proxy, bench_report, bench_stages, meter
 from loadtests.bench_arms import Arm, ArmError, Site
 from loadtests.bench_cells import ADDED, BESIDE, CHUNK, Bench, Bodies, Plan, Sample, Subject, body, per, write_bodies
 from loadtests.bench_report import Goal, Verdict
@@ -356,6 +356,13 @@ async def test_the_stand_in_looks_like_an_engine(tools: Tools) -> None:
     assert unknown.startswith(b"HTTP/1.1 404 ")
 
 
+async def test_the_stand_in_serves_the_model_that_it_is_told_to(tools: Tools) -> None:
+    replica = tools.replica("named", INTERVAL_MS, "org/model-1")
+    async with running([replica], 2.0):
+        [models] = await told(await listening_port(replica), get("/v1/models"))
+    assert [card["id"] for card in json.loads(content_of(models))["data"]] == ["org/model-1"]
+
+
 @pytest.mark.parametrize("size", [512, 32 * 1024, 300_000])
 async def test_the_stand_in_answers_a_chat_with_usage(tools: Tools, size: int) -> None:
     async with standin(tools) as (port, _):
@@ -587,7 +594,8 @@ def test_the_profile_tells_every_stage_and_fits_the_router() -> None:
         assert size.whole == pytest.approx(sum(size.stages.values()) + size.rest)
     assert of.chunk > 0
     assert of.long_prompt_ms > 0
-    assert "the exchange between" in printed(bench_stages.table(of))
+    assert of.slice_ms > 0
+    assert "the exchange between" in printed(bench_profile.table(of))
 
 
 def test_the_profile_goes_the_whole_way_of_each_request() -> None:

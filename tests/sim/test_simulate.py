@@ -58,8 +58,9 @@ def test_a_sweep_over_a_trace_is_a_row_for_each_value_and_a_marked_knee(
     assert report["arms"][0]["policy"] == arms[0]
 
 
-def test_a_workload_runs_behind_several_routers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--rate", 20, "--requests", 40, "--replicas", 2, "--routers", 2, "--news", 0.5)
+@pytest.mark.parametrize("age", ["0.5", "dead"])
+def test_a_workload_runs_behind_several_routers(age: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--rate", 20, "--requests", 40, "--replicas", 2, "--routers", "3,1", "--news", age)
     assert run("-c", config, "--workload", "whale", *flags) == 0
     assert "prefix_affinity" in capsys.readouterr().out
 
@@ -86,6 +87,9 @@ def test_wrong_flags_are_named(
         (("--sweep", "spill.max_backlog_secnds=1"), "MAX_BACKLOG_SECONDS"),
         (("--sweep", "spill.max_backlog_seconds"), "SETTING=VALUE,VALUE"),
         (("--sweep", "prefix_block=100"), "multiple of 256"),
+        (("--routers", "two"), "two"),
+        (("--routers", "0"), "at least one share"),
+        (("--news", "-1"), "not negative"),
         (("--replicas", "1", "--profile", "llama3-8b-h100", "--json", "/nowhere/rows"), "/nowhere/rows"),
     ],
 )
