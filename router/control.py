@@ -87,7 +87,18 @@ class Control:
             _trust(self._running),
         )
         self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
-        sources = Sources(
+        self._link = link(config, secrets, self._file.parent, self.fleet, self.crew, self.operations.observe)
+        self.crew.link = self._link
+        self._metrics = Metrics(self.fleet, self.tally, self._sources(pids, restarts))
+        self._reloading = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.AppRunner | None = None
+        self.broken: asyncio.Future[None] = self._loop.create_future()
+        self.draining = self.handing_over = False
+
+    def _sources(self, pids: Callable[[], Sequence[int]], restarts: Callable[[], int]) -> Sources:
+        return Sources(
             self._setup,
             self._health.missing,
             self.crew.reports,
@@ -100,16 +111,6 @@ class Control:
             lambda: self._link,
             lambda: self.crew.snapshot.left_out,
         )
-        self._metrics = Metrics(self.fleet, self.tally, sources)
-        directory = Path(loaded.document.source.name).parent
-        self._link = link(config, secrets, directory, self.fleet, self.crew, self.operations.observe)
-        self.crew.link = self._link
-        self._reloading = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
-        self.broken: asyncio.Future[None] = self._loop.create_future()
-        self.draining = self.handing_over = False
 
     @property
     def config(self) -> Config:

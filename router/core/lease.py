@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from router.core.backlog import Learned, Silent
 from router.core.member import Replica
-from router.core.residency import Placement, Residency
+from router.core.residency import Residency
 from router.core.types import Ask, News, Outcome, Route, Usage
 
 MIN_STEP_TOKENS = 8
@@ -76,11 +76,6 @@ class Lease:
     def started(self) -> bool:
         """Whether the first token has come."""
         return self._started_at is not None
-
-    @property
-    def placement(self) -> Placement:
-        """What it has pinned."""
-        return self._placement
 
     def charge(self, capacity: int, now: float) -> None:
         """Take the three quantities and pin the chain; `capacity` is the replica's KV cache in router blocks."""

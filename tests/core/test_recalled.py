@@ -56,6 +56,14 @@ def test_what_was_used_last_is_told_first_and_what_is_in_use_before_that() -> No
     assert [block // 10_000 for block in summary(residency)] == [2, 1, 3]
 
 
+def test_what_two_requests_have_in_use_is_told_once() -> None:
+    residency = holding(chain(1, 5))
+    for _ in range(2):
+        residency.place("r0", chain(1, 5), 100)
+    told = residency.summary("r0", 100)
+    assert ([block % 10_000 for block in told.hashes], told.left_out) == ([1, 2, 4, 5], 0)
+
+
 def test_a_common_head_is_told_once_and_where_it_ends() -> None:
     told = summary(holding(chain(1, 12, shared=6), chain(2, 12, shared=6), chain(3, 9, shared=6)))
     assert sorted(told) == sorted({1, 2, 4, 6, 10_008, 10_012, 20_008, 20_012, 30_008, 30_009})
@@ -168,7 +176,7 @@ def test_bounds_hold_at_insert() -> None:
     for number in range(1, MAX_HASHES // MAX_REPLICA + 2):
         some.take(1 << number, range(number * MAX_REPLICA, (number + 1) * MAX_REPLICA))
     assert len(some) == MAX_HASHES
-    some.take(R1, [0])  # One that is there takes no room.
+    some.take(R1, [0, 0])  # One that is there takes no room.
     assert list(some.depths([0])) == [(R0, 1), (R1, 1)]
 
 
