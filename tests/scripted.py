@@ -65,7 +65,7 @@ Script = Callable[[Call], Awaitable[None]]
 class _Connection(asyncio.Protocol):
     def __init__(self, replica: "ScriptedReplica") -> None:
         self._replica = replica
-        self._data = b""
+        self._data = bytearray()  # A big body comes in thousands of pieces: each is appended, and nothing copied.
         self._calls = 0
         self._call: Call | None = None
         self._task: asyncio.Task[None] | None = None
@@ -98,15 +98,17 @@ class _Connection(asyncio.Protocol):
             self._replica.unread += 1
             return
         self._data += data
-        head, found, rest = self._data.partition(b"\r\n\r\n")
-        if not found or self._task is not None:
+        end = self._data.find(b"\r\n\r\n")
+        if end < 0 or self._task is not None:
             return
+        head, start = bytes(self._data[:end]), end + 4
         length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
-        if len(rest) < length:
+        if len(self._data) < start + length:
             return
-        self._data = rest[length:]
+        body = bytes(self._data[start : start + length])
+        del self._data[: start + length]
         self._calls += 1
-        self._call = Call(self._replica, self, self._calls, head, rest[:length])
+        self._call = Call(self._replica, self, self._calls, head, body)
         self._task = asyncio.get_running_loop().create_task(self._replica.answer(self._call))
         self._task.add_done_callback(self._answered)
 

@@ -17,7 +17,8 @@ class FleetView:
 
     __slots__ = (
         "_anew", "_ask", "_assumed", "_coldness", "_cuts", "_depths", "_group", "_now", "_per_block", "_ranking",
-        "_replicas", "_some", "_tail", "_whole", "cold", "known", "means", "tokens",
+        "_replicas", "_some", "_step", "_tail", "_whole", "cold", "known", "kv", "lin", "output", "ready", "tau",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -35,7 +36,9 @@ class FleetView:
         cuts: Cuts = NO_CUTS,
     ) -> None:
         self._ask, self._group, self._depths, self._assumed, self._now = ask, group, depths, assumed, now
-        self.means, self._ranking, self._anew, self._cuts = averages, ranking, anew, cuts
+        self._ranking, self._anew, self._cuts = ranking, anew, cuts
+        self.lin, self._step, self.kv, self.output, self.tau = averages
+        self.ready = len(group.ready)
         chain = ask.chain
         tokens = self.tokens = float(ask.size * group.learned.tokens_per_byte if ask.tokens is None else ask.tokens)
         per_block = self._per_block = tokens * block / ask.size if ask.size else 0.0
@@ -55,26 +58,6 @@ class FleetView:
             self._replicas = self.known
         return self._replicas
 
-    @property
-    def ready(self) -> int:
-        return len(self._group.ready)
-
-    @property
-    def lin(self) -> float:
-        return self.means.lin
-
-    @property
-    def kv(self) -> float:
-        return self.means.kv
-
-    @property
-    def output(self) -> float:
-        return self.means.output
-
-    @property
-    def tau(self) -> float:
-        return self.means.tau
-
     def few(self) -> Few | None:
         if self._ranking is None or 2 * len(self._anew) > self.ready:
             return None
@@ -85,16 +68,14 @@ class FleetView:
         return None if member is None else self._read(member)
 
     def _read(self, member: Replica) -> Reading:
-        averages, assumed = self.means, self._assumed.get(member.id)
+        assumed = self._assumed.get(member.id)
         depth = self._depths.get(member.id, 0)
         if not depth:
-            return member.read(
-                self._now, averages.tau, averages.lin, averages.step, 0, self._whole, self.cold, assumed
-            )  # fmt: skip
+            return member.read(self._now, self.tau, self.lin, self._step, 0, self._whole, self.cold, assumed)
         coldness = self._coldness
         left = (coldness.before(len(self._ask.chain)) - coldness.before(depth)) * self._per_block + self._tail
         uncached = max(1.0, self.tokens - depth * self._per_block)
-        return member.read(self._now, averages.tau, averages.lin, averages.step, depth, uncached, left, assumed)
+        return member.read(self._now, self.tau, self.lin, self._step, depth, uncached, left, assumed)
 
     def depth(self, replica: ReplicaId) -> int:
         """Blocks of the chain believed resident there."""

@@ -248,7 +248,6 @@ class Pool:
         except ssl.SSLError as error:
             self.complain(error)
             raise
-        self._complaint = ""
         return connection
 
     async def _connect(
@@ -274,7 +273,7 @@ class Pool:
         return connection
 
     def complain(self, error: ssl.SSLError) -> None:
-        """Say why TLS fails, once for each reason: every request and probe meets it."""
+        """Say why TLS fails, once while the reason and what is trusted stay the same: every request may meet it."""
         words = in_words(error)
         if words != self._complaint:
             self._complaint = words
@@ -328,7 +327,7 @@ class Pool:
     def secure(self, trust: Trust | None) -> None:
         """Have new connections trust otherwise, and no idle one live on that did not."""
         if trust is not self.trust:
-            self.trust = trust
+            self.trust, self._complaint = trust, ""
             self.drop_idle()
 
     def retire(self) -> None:
