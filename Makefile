@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test load compiled lock clean
+.PHONY: run test smoke load compiled lock clean
 
 run: $(VENV)/.run  ## four simulated replicas and one router, until Ctrl-C
 	$(BIN)/homing demo
@@ -16,6 +16,9 @@ test: $(VENV)/.dev  ## everything that CI runs
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/core --cov --cov-fail-under=100 --cov-report=term-missing
 	$(BIN)/pytest -q tests --ignore=tests/core
+
+smoke: $(VENV)/.dev  ## what takes a while to set up: Redis Sentinel through a failover, Redis Cluster
+	$(BIN)/pytest -q tests/smoke/redis_setups.py
 
 load: $(VENV)/.dev  ## Locust, one minute, round_robin and prefix_affinity in turn
 	$(BIN)/python -m loadtests.locust_compare

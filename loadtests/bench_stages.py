@@ -289,7 +289,7 @@ def _worker() -> Worker:
         path = Path(name) / "router.yaml"
         path.write_text(yaml.safe_dump({"replicas": replicas}), encoding="utf-8")
         nobody = Channel(Codec(), lambda *_: None, lambda: None)
-        return Worker(asyncio.get_running_loop(), load(path).config, None, Pems(), (), "profiled", nobody)
+        return Worker(asyncio.get_running_loop(), load(path).config, None, Pems(), None, (), "profiled", nobody)
 
 
 class _Way:

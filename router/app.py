@@ -27,6 +27,7 @@ from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.peers import PeerId
+from router.core.prompt import NO_SECRET
 from router.core.record import Record
 from router.core.types import ReplicaId, State
 from router.gossip import messages
@@ -34,6 +35,7 @@ from router.gossip.channel import Channel
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Drain,
     Ejected,
     Explain,
@@ -45,6 +47,9 @@ from router.gossip.messages import (
     Report,
     Reported,
     Settings,
+    Summarise,
+    Summarised,
+    Summary,
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
@@ -82,6 +87,7 @@ class Worker:
         config: Config,
         token: str | None,
         pems: Pems,
+        root: bytes | None,
         clients: Sequence[socket.socket],
         peer: PeerId,
         channel: Channel,
@@ -98,7 +104,7 @@ class Worker:
         self.proxy = Proxy(
             loop,
             self.fleet,
-            _asker(config),
+            _asker(config, root),
             self.pools,
             self.waiting,
             Random(),
@@ -142,11 +148,7 @@ class Worker:
             case Settings():
                 self._adjust(message)
             case Members():
-                for member in message.members:
-                    self._take(member)
-                self.fleet.readmit(time.monotonic())
-                self._let_go()
-                self.waiting.wake()
+                self._take_all(message.members)
             case Drain():
                 self.drain(message.accept, message.idle, message.timeout)
             case Report():
@@ -154,8 +156,10 @@ class Worker:
             case Explain():
                 told = explain(self.proxy, message.path, message.body)
                 self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
-            case Applied() | messages.Records() | Reported() | Explained() | Refused():
+            case Applied() | messages.Records() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
+            case Batch() | Summary() | Summarise():
+                self._news.take(message)
             case _:
                 self._news.hear(message)
 
@@ -169,7 +173,7 @@ class Worker:
         self.fleet.adjust(policy, config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
         proxy = self.proxy
-        proxy.asker = _asker(config)
+        proxy.asker = _asker(config, settings.root)
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
         proxy.half_close = config.proxy.half_close
         proxy.max_refusals = config.retry.max_refusals
@@ -182,6 +186,13 @@ class Worker:
         self._write_log(config.log.requests)
         self.waiting.wake()
         self._channel.send(Applied(settings.serial), must=True)
+
+    def _take_all(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._take(member)
+        self.fleet.readmit(time.monotonic())
+        self._let_go()
+        self.waiting.wake()
 
     def _take(self, member: Member) -> None:
         """How a replica is, as the probes found it."""
@@ -350,8 +361,8 @@ class Worker:
         self.stopped.set()
 
 
-def _asker(config: Config) -> Asker:
-    return Asker(config.routing.prefix_block, config.tools_first())
+def _asker(config: Config, root: bytes | None) -> Asker:
+    return Asker(config.routing.prefix_block, config.tools_first(), root or NO_SECRET)
 
 
 def _bounds(config: Config) -> Bounds:

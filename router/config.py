@@ -3,8 +3,8 @@
 The models are the one source of the sample file, the reference page, the JSON Schema and the diagnostics: each setting
 tells its default, its bounds, why it is so and whether a change needs a restart. A setting that nothing reads has no
 place here. Strict: an unknown key, a wrong type and a duration without a unit are errors, and all are told at once.
-How the process itself is run is in operation.py, what passes through it in traffic.py, TLS in tlsconfig.py, what a
-value may be in fields.py.
+How the process itself is run is in operation.py, what passes through it in traffic.py, TLS in tlsconfig.py, what
+routers share in sharing.py, what a value may be in fields.py.
 """
 
 from typing import Annotated, Literal
@@ -32,6 +32,7 @@ from router.fields import (
 )
 from router.operation import AdminConfig, DrainConfig, LogConfig, ReadyConfig
 from router.settings import About, Fault, Section, section
+from router.sharing import GossipConfig
 from router.tlsconfig import TlsConfig
 from router.traffic import LimitsConfig, ProxyConfig, RetryConfig, TimeoutsConfig
 from router.values import Endpoint
@@ -252,6 +253,7 @@ class Config(Model):
     health: HealthConfig = HealthConfig()
     ready: ReadyConfig = ReadyConfig()
     drain: DrainConfig = DrainConfig()
+    gossip: GossipConfig = GossipConfig()
     log: LogConfig = LogConfig()
 
     def tools_first(self) -> frozenset[str]:
@@ -266,6 +268,7 @@ class Config(Model):
             self.routing.max_concurrency,
             self.health.stall,
             EjectionSettings(self.health.ejection.failures, self.health.ejection.first, self.health.ejection.longest),
+            self.gossip.url is not None,
         )
 
 

@@ -24,6 +24,7 @@ from router.admin import api, checks
 from router.admin.build import build
 from router.admin.checks import Check
 from router.admin.metrics import Metrics, Setup, Sources
+from router.admin.shared import Operations
 from router.admin.tally import Tally
 from router.certificates import expiries
 from router.config import Config
@@ -31,7 +32,9 @@ from router.core.fleet import Fleet
 from router.core.types import ReplicaId, State
 from router.crew import Crew
 from router.diagnostics import ConfigError, Problem
+from router.gossip.snapshot import PERIOD
 from router.handshakes import Trust
+from router.linking import link
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
 from router.reloading import Change, Running, change, running
@@ -70,6 +73,7 @@ class Control:
         config = loaded.config
         self.fleet = Fleet(config.routing.make(), config.fleet_settings())
         self.fleet.join([replica.spec() for replica in config.replicas], time.monotonic())
+        self.operations = Operations()
         self.tally = Tally(self.fleet, config.limits.label_values)
         self.crew = Crew(self.fleet, self.tally, self._running, time.monotonic, self._refused, self._ejected)
         self._health = Health(
@@ -83,7 +87,18 @@ class Control:
             _trust(self._running),
         )
         self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
-        sources = Sources(
+        self._link = link(config, secrets, self._file.parent, self.fleet, self.crew, self.operations.observe)
+        self.crew.link = self._link
+        self._metrics = Metrics(self.fleet, self.tally, self._sources(pids, restarts))
+        self._reloading = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.AppRunner | None = None
+        self.broken: asyncio.Future[None] = self._loop.create_future()
+        self.draining = self.handing_over = False
+
+    def _sources(self, pids: Callable[[], Sequence[int]], restarts: Callable[[], int]) -> Sources:
+        return Sources(
             self._setup,
             self._health.missing,
             self.crew.reports,
@@ -92,14 +107,10 @@ class Control:
             pids,
             restarts,
             build(),
+            self.operations,
+            lambda: self._link,
+            lambda: self.crew.snapshot.left_out,
         )
-        self._metrics = Metrics(self.fleet, self.tally, sources)
-        self._reloading = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
-        self.broken: asyncio.Future[None] = self._loop.create_future()
-        self.draining = self.handing_over = False
 
     @property
     def config(self) -> Config:
@@ -115,13 +126,15 @@ class Control:
         """Probe, and answer on the admin port. `drained` are replicas that were so before this process, if known."""
         for replica in _urls(self.config).keys() & set(drained):
             self._health.drain(replica)
-        for work in (self._health.run(), self._keep_house()):
+        for work in (self._health.run(), self._keep_house(), self.crew.keep_snapshot()):
             task = self._loop.create_task(work)
             task.add_done_callback(self._ended)
             self._tasks.append(task)
         self._runner = web.AppRunner(api.make(self._api()), access_log=None, shutdown_timeout=ADMIN_GRACE)
         await self._runner.setup()
         await web.SockSite(self._runner, self._admin).start()
+        if self._link is not None:
+            await self._link.start()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Probes and housekeeping go on until they are cancelled. Without them the router would go by what it knew last
@@ -134,6 +147,8 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._link is not None:
+            await self._link.stop()
         await self.close_admin()
         self.crew.hub.close()
 
@@ -235,6 +250,15 @@ class Control:
             for replica in list(self.fleet.replicas):
                 if replica.id not in listed and not replica.whole.requests:
                     self.fleet.leave(replica.id)
+                    self.crew.snapshot.forget(replica.id)
+
+    async def renew_snapshot(self) -> bytes:
+        """All parts, renewed if that is possible soon, for the process that takes over."""
+        end = time.monotonic() + PERIOD
+        for replica in list(self.fleet.replicas):
+            if time.monotonic() < end:
+                await self.crew.summarise(replica.id)
+        return self.crew.snapshot.dump()
 
     def _api(self) -> api.Admin:
         return api.Admin(
@@ -251,8 +275,12 @@ class Control:
             (
                 Check("draining", lambda: "draining" if self.draining else None),
                 checks.replicas(self.fleet, self.config.ready.min_replicas),
+                *([] if self._link is None else [Check("gossip", self._link_problem, False)]),
             ),
         )
+
+    def _link_problem(self) -> str | None:
+        return None if self._link is None else self._link.problem
 
     def _short_of_workers(self) -> str | None:
         serving = len(self.crew.serving)

@@ -20,9 +20,11 @@ from router.core.peers import PeerId
 from router.core.types import ReplicaId, State
 from router.gossip import messages
 from router.gossip.hub import Hub
+from router.gossip.link import Link
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Bye,
     Corrected,
     Drain,
@@ -41,7 +43,12 @@ from router.gossip.messages import (
     Reported,
     Settings,
     Shared,
+    Summarise,
+    Summarised,
+    Summary,
 )
+from router.gossip.seal import root_key
+from router.gossip.snapshot import PERIOD, Snapshot
 from router.reloading import Running
 
 log = logging.getLogger("homing.supervisor")
@@ -74,8 +81,8 @@ class _Asked:
 
 
 class Crew:
-    """All workers. `refused` is called with a replica that nobody listens at, `ejected` with one whose requests failed
-    too often, why, and for how many seconds it is out."""
+    """All workers; `link` leads to the other routers, where there are any. `refused` is called with a replica that
+    nobody listens at, `ejected` with one whose requests failed too often, why, and for how many seconds it is out."""
 
     def __init__(
         self,
@@ -90,6 +97,8 @@ class Crew:
         self._fleet, self._tally, self._running, self._now = fleet, tally, running, now
         self._refused, self._ejected = refused, ejected
         self.hub = Hub(self._heard, self._gone)
+        self.link: Link | None = None
+        self.snapshot = Snapshot()
         self.reports = Reports()
         self.serving: set[PeerId] = set()
         self.has_served = False
@@ -111,6 +120,8 @@ class Crew:
                 self.hub.send(peer, Ejected(replica.id, replica.reason, replica.conduct.until - now), must=True)
             if replica.full_until > now:
                 self.hub.send(peer, Full(replica.id, replica.full_until - now), must=True)
+        for told in self.snapshot.messages():
+            self.hub.send(peer, told, must=True)
         return lost
 
     def watch(self) -> None:
@@ -172,6 +183,27 @@ class Crew:
         await self._answered(serial, asked, PATIENCE)
         return asked.body
 
+    async def summarise(self, replica: ReplicaId) -> None:
+        """Have the snapshot's part of a replica renewed, by the worker that has served longest."""
+        peer = next((peer for peer in self.hub.peers if peer in self.serving), None)
+        if peer is not None:
+            serial = next(self._serials)
+            asked = self._asked[serial] = _Asked({peer})
+            self._ask(asked, Summarise(serial, replica))
+            await self._answered(serial, asked, PATIENCE)
+
+    async def keep_snapshot(self) -> None:
+        """Have each replica's part renewed in its turn. Runs until cancelled."""
+        while True:
+            for replica in list(self._fleet.replicas):
+                await asyncio.sleep(PERIOD / len(self._fleet.replicas))
+                await self.summarise(replica.id)
+
+    def recall(self, summary: Summary) -> None:
+        """Have all workers believe a part of another's snapshot."""
+        self.snapshot.take(summary)
+        self.hub.broadcast(summary)
+
     def _ask(self, asked: _Asked, question: Message) -> None:
         for peer in asked.left:
             self.hub.send(peer, question, must=True)
@@ -189,7 +221,9 @@ class Crew:
     def _set(self, peer: PeerId, serial: int) -> None:
         """Tell a worker how it is set, and of all replicas."""
         running, secrets = self._running, self._running.secrets
-        self.hub.send(peer, Settings(serial, peer, running.values, secrets.admin_token, secrets.pems), must=True)
+        root = root_key(secrets.gossip) if secrets.gossip else None
+        settings = Settings(serial, peer, running.values, secrets.admin_token, secrets.pems, root)
+        self.hub.send(peer, settings, must=True)
         self.hub.send(peer, Members([_member(replica, True) for replica in self._fleet.replicas]), must=True)
 
     def _tell_changed(self) -> None:
@@ -215,14 +249,16 @@ class Crew:
                 for lag in message.lags:
                     self._tally.lag.observe(lag)
                 self._tally.handshakes.update(message.handshakes)
-            case Reported() | Explained() | Applied():
+            case Reported() | Explained() | Applied() | Summarised():
                 self._answer(peer, message)
             case Refused():
                 self._refused(message.replica)
-            case Settings() | Members() | Drain() | messages.Report() | Explain():
+            case Settings() | Members() | Drain() | messages.Report() | Explain() | Batch() | Summarise() | Summary():
                 log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
             case _:
                 self._news(peer, message)
+                if self.link is not None:
+                    self.link.take(peer, message)
 
     def _news(self, peer: PeerId, message: Shared) -> None:
         """What workers tell one another. Beliefs are their own: the hub has passed them on."""
@@ -235,6 +271,7 @@ class Crew:
             case Ejected():
                 self._ejected(message.replica, message.reason, message.seconds)
             case Learned():
+                self.snapshot.learned = message
                 self._learn(message)
             case Bye():
                 self._fleet.peers.bye(peer, self._now())
@@ -254,10 +291,12 @@ class Crew:
         self.reports.forget(peer)
         self.serving.discard(peer)
         self._silent.pop(peer, None)
+        if self.link is not None:
+            self.link.gone(peer)
         for asked in self._asked.values():
             asked.had(peer)
 
-    def _answer(self, peer: PeerId, message: Reported | Explained | Applied) -> None:
+    def _answer(self, peer: PeerId, message: Reported | Explained | Applied | Summarised) -> None:
         """One that nobody waits for any more is taken all the same."""
         asked = self._asked.get(message.serial)
         if isinstance(message, Reported):
@@ -266,6 +305,9 @@ class Crew:
             self.serving.add(peer)
             self.has_served = True
             self._began.set()
+        elif isinstance(message, Summarised):
+            if message.summary is not None:
+                self.snapshot.take(message.summary)
         elif asked is not None:
             asked.body = message.body
         if asked is not None:

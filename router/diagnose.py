@@ -43,6 +43,7 @@ class Doctor:
             *self.faults(faults),
             *self._twins(),
             *self._one_port(),
+            *self._gossip(),
             *self._secrets(),
             *self._pairs(),
         ]
@@ -192,6 +193,13 @@ class Doctor:
         if one.port == other.port != 0 and overlap:
             path: Path = ("admin", "listen") if ("admin",) in self._document.keys else ("listen",)
             yield self._problem("H126", path, f"clients and operators cannot share the port {one.port}")
+
+    def _gossip(self) -> Iterator[Problem]:
+        gossip = _get(self._document.values, ("gossip",))
+        if _get(gossip, ("url",)) is not None and _get(gossip, ("secret_file",)) is None:
+            remedy = "`openssl rand -hex 32 > secret`, on every router the same, and `secret_file: secret`"
+            message = "`gossip.secret_file` is missing: hashes of prompts without a secret can be guessed"
+            yield self._problem("H131", ("gossip", "url"), message, remedy=remedy)
 
     def _pairs(self) -> Iterator[Problem]:
         """Of TLS: settings that say nothing without another one."""

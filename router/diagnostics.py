@@ -62,6 +62,8 @@ CODES: Mapping[str, str] = {
     "H127": "A secret's file cannot be used",
     "H128": "Cannot listen",
     "H129": "A feature of YAML that is not supported",
+    "H130": "Not a Redis URL",
+    "H131": "Gossip without a secret",
     "H140": "A file for TLS cannot be read",
     "H141": "No certificate or key of PEM form",
     "H142": "A key that is not the certificate's",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import CoreSchema, core_schema
 
-from router import values
+from router import redisurl, values
 from router.values import Endpoint, Kind
 
 _UNITLESS = BeforeValidator(values.unitless)
@@ -17,6 +17,7 @@ Size = Annotated[int, Kind.SIZE, BeforeValidator(values.size)]
 Listen = Annotated[Endpoint, Kind.ADDRESS, BeforeValidator(values.address)]
 Workers = Annotated[int, Kind.WORKERS, BeforeValidator(values.workers)]
 Url = Annotated[str, Kind.URL, BeforeValidator(values.url)]
+RedisAddress = Annotated[str | None, Kind.REDIS, BeforeValidator(redisurl.check)]
 Integer = Annotated[int, _UNITLESS]
 Number = Annotated[float, _UNITLESS, Field(allow_inf_nan=False)]
 MaybeInteger = Annotated[int | None, Field(gt=0), _UNITLESS]

@@ -1,4 +1,4 @@
-"""One supervisor's sockets to the next: what is inherited, and how the new one says that it serves.
+"""One supervisor's sockets and beliefs to the next: what is inherited, and how the new one says that it serves.
 
 The old process starts the new one with its sockets' descriptors named in the environment, and waits at a pipe. Both
 take connections from the same sockets until the old one has let go of its own; the sockets themselves are never
@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import msgspec
 
@@ -24,6 +25,7 @@ class _Told(msgspec.Struct):
     """Descriptors, and the ids of the replicas that are drained."""
 
     ready: int
+    snapshot: int
     admin: int
     clients: list[int]
     drained: list[str]
@@ -31,9 +33,11 @@ class _Told(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a new process got from the one that it replaces. `ready` is the pipe's end to write to."""
+    """What a new process got from the one that it replaces. `ready` is the pipe's end to write to, `snapshot` what that
+    one believed of its replicas (gossip/snapshot.py)."""
 
     ready: int
+    snapshot: bytes
     admin: socket.socket
     clients: list[socket.socket]
     drained: Collection[str]
@@ -57,17 +61,19 @@ def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
     if variable is None:
         return None
     told = msgspec.json.decode(variable, type=_Told)
-    close_others([told.ready, told.admin, *told.clients])
+    close_others([told.ready, told.snapshot, told.admin, *told.clients])
     sockets = [socket.socket(fileno=number) for number in (told.admin, *told.clients)]
     for one in (told.ready, told.admin, *told.clients):
         os.set_inheritable(one, False)
-    return Inherited(told.ready, sockets[0], sockets[1:], told.drained)
+    with os.fdopen(told.snapshot, "rb") as file:
+        file.seek(0)
+        return Inherited(told.ready, file.read(), sockets[0], sockets[1:], told.drained)
 
 
 def told(
-    ready: int, admin: socket.socket, clients: Sequence[socket.socket], drained: Collection[str]
+    ready: int, snapshot: BinaryIO, admin: socket.socket, clients: Sequence[socket.socket], drained: Collection[str]
 ) -> tuple[dict[str, str], list[int]]:
-    """The environment's entry for a new process, and the descriptors that it must get."""
+    """The environment's entry for a new process, and the descriptors that it must get. `snapshot` is a file."""
     numbers = [one.fileno() for one in clients]
-    text = msgspec.json.encode(_Told(ready, admin.fileno(), numbers, sorted(drained))).decode()
-    return {VARIABLE: text}, [ready, admin.fileno(), *numbers]
+    text = msgspec.json.encode(_Told(ready, snapshot.fileno(), admin.fileno(), numbers, sorted(drained))).decode()
+    return {VARIABLE: text}, [ready, snapshot.fileno(), admin.fileno(), *numbers]

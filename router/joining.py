@@ -74,7 +74,14 @@ async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
     channel = await Channel.over(line, Codec(), joining.heard, joining.lost)
     settings = await joining.settings
     worker = Worker(
-        loop, configuration(settings), settings.token, Pems(*settings.pems), clients, settings.peer, channel
+        loop,
+        configuration(settings),
+        settings.token,
+        Pems(*settings.pems),
+        settings.root,
+        clients,
+        settings.peer,
+        channel,
     )
     await joining.begin(worker)
     channel.send(Applied(settings.serial), must=True)

@@ -24,6 +24,9 @@ from router.values import literal, written
 MAX_BYTES = 1 << 20
 """Ten thousand replicas; anything larger is another file than was meant."""
 
+MIN_SECRET = 16
+"""Characters of the fleet's secret: fewer could be tried one after the other by who knows a hash and its prompt."""
+
 PREFIX = "HOMING__"
 ENVIRONMENT = "environment"
 """The name of the variables as a text: those with our prefix, sorted, one a line."""
@@ -32,11 +35,14 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What the files named by `admin.token_file`, `replicas[].api_key_file` and `tls` hold. Not for any log."""
+    """What the files named by `admin.token_file`, `replicas[].api_key_file`, `tls` and in `gossip` hold. Not for any
+    log."""
 
     admin_token: str | None
     api_keys: Mapping[str, str]
     pems: Pems
+    gossip: str | None = None
+    redis_password: str | None = None
 
 
 class Row(NamedTuple):
@@ -89,11 +95,16 @@ class Loaded:
             replica.id: self._secret(("replicas", i, "api_key_file"), replica.api_key_file, problems)
             for i, replica in enumerate(self.config.replicas)
         }
+        gossip = self.config.gossip
+        secret = self._secret(("gossip", "secret_file"), gossip.secret_file, problems, MIN_SECRET)
+        password = self._secret(("gossip", "password_file"), gossip.password_file, problems)
         pems, found = self.pems(datetime.now(UTC))
         errors = [*problems, *(problem for problem in found if problem.severity is Severity.ERROR)]
         if errors:
             raise ConfigError(errors)
-        return Secrets(token, {replica: key for replica, key in keys.items() if key is not None}, pems), found
+        return Secrets(
+            token, {replica: key for replica, key in keys.items() if key is not None}, pems, secret, password
+        ), found
 
     def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
         """What the files of the section `tls` hold, and everything that is wrong with it, warnings included."""
@@ -129,13 +140,13 @@ class Loaded:
         """A file that the configuration names: a relative path begins at its directory."""
         return File(self.document.source.name).parent / name
 
-    def _secret(self, path: Path, name: str | None, problems: list[Problem]) -> str | None:
+    def _secret(self, path: Path, name: str | None, problems: list[Problem], least: int = 1) -> str | None:
         if name is None:
             return None
         file = self._beside(name)
         try:
             text = _read(file).decode().strip()
-            wrong = "is empty" if not text else "is not one line of ASCII" if not _is_line(text) else None
+            wrong = _unusable(text, least)
         except OSError as error:
             text, wrong = "", f"cannot be read: {error.strerror}"
         except UnicodeDecodeError:
@@ -160,8 +171,13 @@ def _leaves(section: Section, values: object, path: Path) -> Iterator[tuple[Path
                 yield from _leaves(child, item, (*below, key))
 
 
-def _is_line(text: str) -> bool:
-    return text.isascii() and text.isprintable()
+def _unusable(text: str, least: int) -> str | None:
+    """What is wrong with a secret."""
+    if not text:
+        return "is empty"
+    if not text.isascii() or not text.isprintable():
+        return "is not one line of ASCII"
+    return f"holds fewer than {least} characters" if len(text) < least else None
 
 
 def load(file: File, environ: Mapping[str, str] = os.environ) -> Loaded:

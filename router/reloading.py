@@ -7,7 +7,7 @@ change and not a change of all.
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.config import Config, tree, validate
@@ -62,6 +62,8 @@ def change(old: Running, loaded: Loaded, secrets: Secrets) -> Change:
         else:
             changed.append(told)
     changed += _secrets(old.secrets, secrets)
+    needs_restart += _kept(old.secrets, secrets)
+    secrets = replace(secrets, gossip=old.secrets.gossip, redis_password=old.secrets.redis_password)
     config = validate(values)
     assert isinstance(config, Config)  # Each of its values was valid in one of the two.
     return Change(Running(config, values, secrets), sorted(changed), sorted(needs_restart))
@@ -108,6 +110,16 @@ def _keep(values: dict[str, Any], old: Mapping[str, Any], path: Path) -> None:
         values[str(name)] = old[str(name)]
     else:
         values.pop(str(name), None)
+
+
+def _kept(old: Secrets, new: Secrets) -> Iterator[str]:
+    """The files whose content cannot change while the process runs, and has."""
+    for name, before, after in (
+        ("secret_file", old.gossip, new.gossip),
+        ("password_file", old.redis_password, new.redis_password),
+    ):
+        if before and after and before != after:
+            yield f"gossip.{name} (its content) {HIDDEN} -> {HIDDEN}"
 
 
 def _secrets(old: Secrets, new: Secrets) -> Iterator[str]:

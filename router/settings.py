@@ -144,6 +144,7 @@ _PATTERNS: Mapping[Kind, str] = {
     Kind.SIZE: values.SIZE_PATTERN,
     Kind.ADDRESS: values.ADDRESS_PATTERN,
     Kind.URL: values.URL_PATTERN,
+    Kind.REDIS: values.REDIS_PATTERN,
 }
 
 

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
@@ -81,6 +82,8 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._on_stop)
         self._loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload()))
         self._loop.add_signal_handler(signal.SIGUSR2, lambda: self._spawn(self._replace()))
+        if inherited is not None:
+            self._control.crew.snapshot.load(inherited.snapshot)
         await self._control.start(inherited.drained if inherited is not None else ())
         stop = self._loop.create_task(self._stop.wait())
         if inherited is not None:
@@ -188,11 +191,14 @@ class Supervisor:
             await process.wait()
 
     async def _start_successor(self, ready: int) -> Process:
-        inheritance, descriptors = handover.told(ready, self._admin, self._clients, self._control.drained)
-        command, environment = python("-m", "router.cli", "serve", "--config", self._loaded.document.source.name)
-        return await asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, pass_fds=descriptors, env=environment | inheritance
-        )
+        with tempfile.TemporaryFile(prefix="homing-") as snapshot:
+            snapshot.write(await self._control.renew_snapshot())
+            snapshot.flush()
+            inheritance, descriptors = handover.told(ready, snapshot, self._admin, self._clients, self._control.drained)
+            command, environment = python("-m", "router.cli", "serve", "--config", self._loaded.document.source.name)
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, pass_fds=descriptors, env=environment | inheritance
+            )
 
     # The end.
 

@@ -18,6 +18,7 @@ DURATION_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"
 SIZE_PATTERN: Final = r"^[0-9]{1,9}(KiB|MiB|GiB)$"
 ADDRESS_PATTERN: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 URL_PATTERN: Final = r"^https?://[^/?#@\s]+(/[^?#\s]*)?$"
+REDIS_PATTERN: Final = r"^rediss?(\+sentinel|\+cluster)?://[^/?#@\s]+(/[^?#@\s]*)?$"
 """Patterns of the JSON Schema; what they cannot say (a port's range, a trailing /v1) the parsers here do."""
 
 MAX_PORT = 65_535
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     TEXT = "text"
     ADDRESS = "an address to listen on, HOST:PORT"
     URL = "a URL, http://HOST:PORT or https://HOST:PORT"
+    REDIS = "a Redis URL, redis://HOST:PORT"
     WORKERS = "a whole number, or auto"
     CHOICE = "a word out of a few"
     TEXTS = "a list of texts"

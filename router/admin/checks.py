@@ -11,10 +11,11 @@ from router.core.fleet import Fleet
 
 
 class Check(NamedTuple):
-    """`problem` answers what is wrong in one line; None when nothing is."""
+    """`problem` answers what is wrong in one line; None when nothing is. One that does not `decide` only tells."""
 
     name: str
     problem: Callable[[], str | None]
+    decides: bool = True
 
 
 def replicas(fleet: Fleet, least: int) -> Check:
@@ -29,9 +30,15 @@ def replicas(fleet: Fleet, least: int) -> Check:
 
 def verdict(probe: str, checks: Sequence[Check], verbose: bool) -> tuple[bool, str]:
     """Whether all pass, and the text of the answer: `ok`, or a line for each check."""
-    found = [(check.name, check.problem()) for check in checks]
-    good = all(problem is None for _, problem in found)
+    found = [(check, check.problem()) for check in checks]
+    good = all(problem is None or not check.decides for check, problem in found)
     if good and not verbose:
         return True, "ok"
-    lines = [f"[+]{name} ok" if problem is None else f"[-]{name} failed: {problem}" for name, problem in found]
+    lines = [_line(check, problem) for check, problem in found]
     return good, "\n".join([*lines, f"{probe} check {'passed' if good else 'failed'}", ""])
+
+
+def _line(check: Check, problem: str | None) -> str:
+    if problem is None:
+        return f"[+]{check.name} ok"
+    return f"[-]{check.name} failed: {problem}" if check.decides else f"[~]{check.name} degraded: {problem}"

@@ -36,6 +36,9 @@ PROBE = OTEL_HTTP
 STAGE = union(OTEL_HTTP, (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025), (30.0, 60.0, 120.0, 300.0))
 """From a pick (tens of microseconds) to a body (minutes)."""
 
+REDIS = union(OTEL_HTTP[:9], (1e-4, 2.5e-4, 5e-4, 0.001, 0.0025))
+"""Beside it a command takes some 0.2 ms; one that takes a second is given up (gossip/redis.py)."""
+
 LAG = union(OTEL_HTTP, (0.001, 0.0025))
 ERROR_RATIO = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 

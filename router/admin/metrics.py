@@ -28,12 +28,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from router.admin import counts, exposition
+from router.admin import counts, exposition, shared
 from router.admin.exposition import Head
 from router.admin.gauges import INDEX_BLOCK_BYTES, Gauges, missing
 from router.admin.histogram import Histogram
 from router.admin.labels import Labels
 from router.admin.reports import Reports
+from router.admin.shared import Operations, Shared
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.types import ReplicaId
@@ -47,7 +48,7 @@ INFO, COUNTER, GAUGE, HISTOGRAM = InfoMetricFamily, CounterMetricFamily, GaugeMe
 SLICE = 500
 """Samples rendered at once, at some 4 us each."""
 
-DROPPABLE = ("Load", "Placed", "Learned", "Corrected", "Full", "Bye", "Records", "Refused", "Members")
+DROPPABLE = ("Batch", "Load", "Placed", "Learned", "Corrected", "Full", "Bye", "Records", "Refused", "Members")
 """Messages that are sent for what they are worth (gossip/messages.py)."""
 
 OF_ONE = frozenset(("process_start_time_seconds", "process_max_fds"))
@@ -149,6 +150,23 @@ CATALOGUE: Mapping[str, Family] = {
         COUNTER, "Blocks believed gone: evicted by capacity, or disproved by an engine's count.", ("reason",)
     ),
     "homing_event_loop_lag_seconds": Family(HISTOGRAM, "How late a timer of the worker's event loop fires."),
+    "homing_snapshot_left_out": Family(
+        GAUGE, "Chains that found no room in the snapshot that a worker or router which joins is given."
+    ),
+    "homing_redis_up": Family(GAUGE, "Whether news goes to the other routers and comes from them."),
+    "homing_redis_operation_duration_seconds": Family(
+        HISTOGRAM, "Operations on Redis, none of which a request waits for.", ("op", "outcome")
+    ),
+    "homing_redis_bytes": Family(COUNTER, "News to and from the other routers.", ("direction",)),
+    "homing_redis_dropped": Family(
+        COUNTER,
+        "News that was not taken (foreign, version, malformed, settings, peers) or not told (queue).",
+        ("reason",),
+    ),
+    "homing_peers": Family(GAUGE, "Other routers that are there."),
+    "homing_peer_view_age_seconds": Family(
+        GAUGE, "Since the last news of the router heard longest ago; without Redis, since it was last there."
+    ),
     "homing_label_overflow": Family(COUNTER, "Counts that went to `other`, beyond limits.label_values.", ("label",)),
     "homing_engine_metric_missing": Family(GAUGE, "Replicas whose /metrics lacks this one.", ("metric",)),
     "homing_request_log_dropped": Family(COUNTER, "Lines of the request log that found its buffer full."),
@@ -171,7 +189,9 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
-    take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build."""
+    take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build,
+    operations on Redis, the link to the other routers where there is one, chains
+    that the snapshot has no room for."""
 
     setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
@@ -181,6 +201,9 @@ class Sources:
     pids: Callable[[], Sequence[int]]
     restarts: Callable[[], int]
     build: Mapping[str, str]
+    operations: Operations
+    shared: Callable[[], Shared | None]
+    left_out: Callable[[], int]
 
 
 class Metrics(Collector):
@@ -210,7 +233,7 @@ class Metrics(Collector):
         tally = self._tally
         tally.align()
         rows = self._own() | counts.of_requests(tally, self._sources.setup.policy) | counts.of_replicas(tally)
-        rows |= self._gauges()
+        rows |= self._gauges() | shared.rows(self._sources.shared())
         for name, family in CATALOGUE.items():
             yield _metric(name, family, rows.pop(name))
         assert not rows, rows.keys()
@@ -231,6 +254,8 @@ class Metrics(Collector):
             "homing_index_bytes": [((), reports.copies * INDEX_BLOCK_BYTES)],
             "homing_index_evictions": [(("capacity",), reports.evictions), (("disproved",), self._tally.disproved)],
             "homing_retry_budget_ratio": [((), reports.budget)],
+            "homing_redis_operation_duration_seconds": list(sources.operations.durations.items()),
+            "homing_snapshot_left_out": [((), sources.left_out())],
             "homing_request_log_dropped": [((), reports.log_dropped)],
         }
 

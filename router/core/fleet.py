@@ -22,6 +22,7 @@ from router.core.policy import most_common
 from router.core.ranking import LEAST, Ranking, mean_lin, means
 from router.core.recent import Key
 from router.core.residency import Residency
+from router.core.snapshots import Snapshots
 from router.core.types import (
     NO_CUTS,
     Ask,
@@ -44,11 +45,8 @@ RETRY_AFTER_DOWN = 1.0
 """Seconds a client is told to wait when nobody is ready: one probe's interval."""
 
 NOBODY_READY = Refusal(RefusalCause.NO_REPLICA, RETRY_AFTER_DOWN)
-
 NOBODY: frozenset[ReplicaId] = frozenset()
-
 NOTHING: Mapping[ReplicaId, Assumed] = {}
-
 UNPROMPTED = Ask(None)
 
 
@@ -61,6 +59,7 @@ class FleetSettings:
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
+    shares: bool = False  # Placements are told also while no other router is heard: it may be out of reach.
 
 
 class Fleet:
@@ -74,6 +73,7 @@ class Fleet:
         self._everyone = Group()
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
+        self.snapshots = Snapshots(self._replicas, self.residency)
 
     # Members.
 
@@ -323,6 +323,7 @@ class Fleet:
             news.leased()
             if self.peers:
                 self.peers.sent(replica.id, max(1, route.tokens - route.cached), route.tokens, now)
+            if self.peers or self._settings.shares:
                 lease.tell(news, now)
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))

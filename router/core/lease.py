@@ -20,7 +20,6 @@ DISPROOF = 0.1
 
 Tokens per byte vary within a prompt by about this much, so a smaller gap says nothing."""
 
-
 TOUCH = 1.0
 """Seconds after which other routers are told again that a chain is in use: what nobody uses for so long is what
 engines evict first."""

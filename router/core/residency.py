@@ -18,12 +18,19 @@ request that told stays: it has just been computed there.
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import chain as joined
+from itertools import islice
 
+from router.core.recalled import Recalled, Summary, summarise
 from router.core.segments import Segment, Segments
 from router.core.types import News, ReplicaId
 
 _PINNED = -1
 """Age of a segment that was pinned when it was placed again: it says nothing of when it was last used."""
+
+
+RUNS = 4
+"""Runs that a summary looks at for each hash that it may have: most are turns of chats, of which the last tells all."""
 
 
 class _Run(Segment):
@@ -64,10 +71,11 @@ class Placement:
 class _Shelf:
     """One replica's runs: `free` are those that nobody pins, oldest first; `pinned` counts the others' blocks.
 
-    `gone` is the shelf of a replica that has left, which the last of its leases may still come back to.
+    `open` are the placements that pin, oldest first. `gone` is the shelf of a replica that has left, which the last of
+    its leases may still come back to.
     """
 
-    __slots__ = ("answers", "bit", "clock", "free", "gone", "pinned", "replica", "runs")
+    __slots__ = ("answers", "bit", "clock", "free", "gone", "open", "pinned", "replica", "runs")
 
     def __init__(self, replica: ReplicaId, bit: int) -> None:
         self.replica = replica
@@ -77,6 +85,7 @@ class _Shelf:
         self.pinned = 0
         self.runs = Segments(_Run)
         self.free: OrderedDict[_Run, None] = OrderedDict()
+        self.open: dict[Placement, None] = {}
         self.answers: dict[int, tuple[int, int]] = {}
 
 
@@ -87,6 +96,7 @@ class Residency:
         self._holders: dict[int, int] = {}
         self._shelves: dict[ReplicaId, _Shelf] = {}
         self._by_bit: dict[int, ReplicaId] = {}
+        self._recalled = Recalled()
         self.evictions = 0
         self.news: News | None = None
 
@@ -109,6 +119,7 @@ class Residency:
         del self._by_bit[shelf.bit]
         for block in shelf.runs.blocks():
             self._vacate(block, shelf.bit)
+        self._recalled.forget(shelf.bit)
         shelf.gone = True
 
     def forget(self, replica: ReplicaId) -> None:
@@ -118,6 +129,7 @@ class Residency:
             self._drop(shelf, run)
         shelf.free.clear()
         shelf.answers.clear()
+        self._recalled.forget(shelf.bit)
         for run in shelf.runs:
             run.fresh = True
 
@@ -144,7 +156,30 @@ class Residency:
                 bit = mask & -mask
                 depths[self._by_bit[bit]] = start
                 mask ^= bit
+        if self._recalled:
+            for bit, depth in self._recalled.depths(chain):
+                replica = self._by_bit[bit]
+                if depth > depths.get(replica, 0):
+                    depths[replica] = depth
         return depths
+
+    # Snapshots.
+
+    def summary(self, replica: ReplicaId, most: int) -> Summary:
+        """What is held there, in at most so many hashes: what is in use, then what was used last."""
+        shelf = self._shelves[replica]
+        used = [placement.last for placement in reversed(shelf.open) if placement.last is not None]
+        runs = list(islice(joined(used, reversed(shelf.free)), RUNS * most))
+        told = summarise(runs, most, self._recalled.part(shelf.bit))
+        return Summary(told.hashes, told.left_out + len(used) + len(shelf.free) - len(runs))
+
+    def recall(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
+        """Believe another's summary of a replica, beside what is known here."""
+        self._recalled.take(self._shelves[replica].bit, hashes)
+
+    def forget_recalled(self) -> None:
+        """Believe only what is known here."""
+        self._recalled = Recalled()
 
     def answered(self, replica: ReplicaId, last: int, size: int, tokens: int) -> None:
         """Remember that a prompt of `size` bytes whose last full block is `last` was answered with `tokens` tokens.
@@ -175,7 +210,7 @@ class Residency:
         """
         shelf = self._shelves[replica]
         if not chain:
-            return Placement(shelf, 0, 0, None, [])
+            return self._opened(Placement(shelf, 0, 0, None, []))
         runs, free = shelf.runs, shelf.free
         depth = runs.depth(chain)
         run = last = runs.end_at(chain, depth)
@@ -197,7 +232,11 @@ class Residency:
             holders, bit = self._holders, shelf.bit
             for block in last.hashes:
                 holders[block] = holders.get(block, 0) | bit
-        return Placement(shelf, end, depth, last, ages)
+        return self._opened(Placement(shelf, end, depth, last, ages))
+
+    def _opened(self, placement: Placement) -> Placement:
+        placement.shelf.open[placement] = None
+        return placement
 
     def confirm(self, placement: Placement) -> None:
         """The replica has computed this chain. A confirmed run's parents are confirmed."""
@@ -209,6 +248,7 @@ class Residency:
     def release(self, placement: Placement) -> None:
         """Unpin. Blocks that nobody confirmed and nobody else pins go, the others become the youngest free ones."""
         shelf = placement.shelf
+        del shelf.open[placement]
         if shelf.gone:
             return
         shelf.clock += 1
@@ -247,6 +287,7 @@ class Residency:
         else:
             runs = self._shelves[replica].runs
             if parent not in runs:
+                self._recalled.grow(self._shelves[replica].bit, parent, hashes)
                 return
             chain = [*runs.path(parent), *hashes]
         placement = self.place(replica, chain, capacity)
@@ -257,6 +298,7 @@ class Residency:
         """Another router heard that the engine no longer had this block, but what comes before it; returns how many
         blocks that drops here, all that were last used before it."""
         shelf = self._shelves[replica]
+        self._recalled.lost(shelf.bit, block)
         if block not in shelf.runs:
             return 0
         before = self.place(replica, shelf.runs.path(block)[:-1], len(shelf.runs))

@@ -12,7 +12,7 @@ from typing import get_args
 
 from router.core.peers import PeerId
 from router.gossip.channel import Channel, frame
-from router.gossip.messages import AnyMessage, Bye, Codec, Load, Message, Shared
+from router.gossip.messages import AnyMessage, Batch, Bye, Codec, Load, Message, Shared
 
 _SHARED = get_args(Shared)
 
@@ -64,6 +64,19 @@ class Hub:
         data = frame(self._codec.encode(message))
         for channel in self._channels.values():
             channel.pass_on(data, type(message).__name__, must)
+
+    def relay(self, peer: PeerId, payload: bytes, whole: bool) -> None:
+        """Another router's news to all workers; with `whole` those who join later are told it first."""
+        data = frame(payload)
+        for channel in self._channels.values():
+            channel.pass_on(data, Batch.__name__)
+        if whole:
+            self._loads[peer] = data
+
+    def part(self, peer: PeerId) -> None:
+        """Another router is gone."""
+        self._loads.pop(peer, None)
+        self.broadcast(Bye(peer))
 
     def close(self) -> None:
         """End all connections, once what was sent is out."""

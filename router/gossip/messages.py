@@ -5,6 +5,7 @@ named tuples themselves lose their field types when the core is compiled, and co
 monotonic seconds, which all processes of a host share; what may come from another host tells ages instead.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,13 +48,14 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 class Settings(Message):
     """What to do from now on: the configuration as its file would have it, environment included. The first one is what
     a worker begins with; `serial` comes back in `Applied`. `peer` is the worker's name, `token` the admin's; `pems` are
-    certificates and keys."""
+    certificates and keys; `root` keys the chains (core/prompt.py), None while nothing is gossiped."""
 
     serial: int
     peer: str
     values: dict[str, Any]
     token: str | None
     pems: PemsRow
+    root: bytes | None
 
 
 class Member(msgspec.Struct, array_like=True):
@@ -88,6 +90,13 @@ class Report(Message):
     """Tell now what was not told yet, and how things stand."""
 
     serial: int
+
+
+class Summarise(Message):
+    """Tell what is believed resident on a replica, compactly."""
+
+    serial: int
+    replica: str
 
 
 class Explain(Message):
@@ -135,6 +144,13 @@ class Explained(Message):
 
     serial: int
     body: bytes
+
+
+class Summarised(Message):
+    """The answer to `Summarise`; None when the replica is none of the fleet."""
+
+    serial: int
+    summary: "Summary | None"
 
 
 class Refused(Message):
@@ -200,8 +216,31 @@ class Bye(Message):
     peer: str
 
 
-Down = Settings | Members | Drain | Report | Explain
-Up = Applied | Records | Reported | Explained | Refused
+class Summary(Message):
+    """Who holds what on a replica in that epoch: `hashes` (core/recalled.py) in eight little-endian bytes each. It goes
+    up in answer to `Summarise`, and down to a worker that joins."""
+
+    replica: str
+    epoch: float | None
+    hashes: bytes
+    left_out: int
+
+
+Fleetwide = Load | Placed | Learned | Corrected | Full | Bye
+"""What routers on different hosts tell one another. Ejections stay at home: what one host sees of a replica may be its
+own network."""
+
+
+class Batch(Message):
+    """News of another router, as it came over Redis. `block` is that router's routing.prefix_block, in bytes."""
+
+    peer: str
+    block: int
+    news: Sequence[Fleetwide]
+
+
+Down = Settings | Members | Drain | Report | Explain | Summarise | Batch | Summary
+Up = Applied | Records | Reported | Explained | Summarised | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared
 
@@ -220,6 +259,16 @@ class Codec:
     def decode(self, data: bytes | memoryview) -> AnyMessage:
         """Raises msgspec.DecodeError for what is no message."""
         return self._decoder.decode(data)
+
+
+def packed(hashes: Sequence[int]) -> bytes:
+    """Hashes as a `Summary` has them."""
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def unpacked(data: bytes) -> Sequence[int]:
+    """The hashes of a `Summary`; half a one at the end is left out."""
+    return struct.unpack_from(f"<{len(data) // 8}Q", data)
 
 
 # Rows to the core's nouns.

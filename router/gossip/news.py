@@ -1,8 +1,9 @@
 """A worker's end of the gossip: what it tells other routers of itself, and what it does with what they tell.
 
 On a request's path it only notes (types.News). A timer that runs while there is something to tell sends placements at
-most every 10 ms and changed loads at most every 20 ms, so a dispatch is known everywhere within some 30. Every second
-all of the load and what was learned goes out, as the heartbeat, whether or not anything has changed.
+most every 10 ms and changed loads at most every 20 ms, so a dispatch is known everywhere within some 30, and within a
+few after a pause. Every second all of the load and what was learned goes out, as the heartbeat, whether or not anything
+has changed.
 """
 
 import asyncio
@@ -12,10 +13,28 @@ from router.core.fleet import Fleet
 from router.core.peers import PeerId
 from router.core.types import ReplicaId
 from router.gossip import messages
-from router.gossip.messages import Bye, Corrected, Ejected, Full, Learned, Load, Message, Placed, PlacedRow, Shared
+from router.gossip.messages import (
+    Batch,
+    Bye,
+    Corrected,
+    Ejected,
+    Full,
+    Learned,
+    Load,
+    Message,
+    Placed,
+    PlacedRow,
+    Shared,
+    Summarise,
+    Summarised,
+    Summary,
+)
 
 TICK = 0.01
 """Seconds between sends of placements."""
+
+SOON = 0.002
+"""Seconds that the first dispatch after a pause waits for others to come along: a burst's first few milliseconds."""
 
 LOADS = 0.02
 """Seconds between sends of loads (DESIGN section 8)."""
@@ -44,7 +63,7 @@ class News:
         self._placed: list[PlacedRow] = []
         self._sequence = 0
         self._told: dict[ReplicaId, _Seen] = {}
-        self._loaded_at = 0.0
+        self._loaded_at = self._ticked_at = 0.0
         self._confirmed = True
         self._ticking: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
@@ -67,7 +86,8 @@ class News:
 
     def leased(self) -> None:
         if self._ticking is None:
-            self._ticking = self._loop.call_later(TICK, self._tick)
+            wait = max(SOON, self._ticked_at + TICK - self._now())
+            self._ticking = self._loop.call_later(wait, self._tick)
 
     def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
         if len(self._placed) >= MAX_PLACED:
@@ -83,6 +103,27 @@ class News:
         self._send(Full(replica, until - self._now()))
 
     # What others tell.
+
+    def take(self, message: Batch | Summary | Summarise) -> None:
+        """Take what came from another host, or a part of a snapshot; or tell such a part."""
+        match message:
+            case Batch():
+                for news in message.news:
+                    self.hear(news)
+            case Summary():
+                self._fleet.snapshots.recall(
+                    message.replica, message.epoch, messages.unpacked(message.hashes), self._now()
+                )
+            case Summarise():
+                self._summarise(message.serial, message.replica)
+
+    def _summarise(self, serial: int, replica: ReplicaId) -> None:
+        summary = None
+        if any(each.id == replica for each in self._fleet.replicas):
+            told = self._fleet.snapshots.summary(replica)
+            epoch = self._fleet.replica(replica).epoch
+            summary = Summary(replica, epoch, messages.packed(told.hashes), told.left_out)
+        self._send(Summarised(serial, summary))
 
     def hear(self, message: Shared) -> None:
         """Take another router's news."""
@@ -129,7 +170,7 @@ class News:
 
     def _tick(self) -> None:
         """Between two dispatches of one replica its counters only fall, so the three of them tell any change."""
-        self._ticking = None
+        self._ticking, self._ticked_at = None, self._now()
         self._flush_placed()
         if self._now() - self._loaded_at >= LOADS:
             before = self._sequence
@@ -158,3 +199,4 @@ class News:
         rates = [(each.id, *each.rates()) for each in fleet.replicas]
         self._send(Learned(self._peer, models, rates))
         fleet.peers.expire(now)
+        fleet.snapshots.tidy(now)

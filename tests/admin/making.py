@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.admin.metrics import Metrics, Setup, Sources
 from router.admin.reports import Report, Reports
+from router.admin.shared import Operations
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.lease import Settled
@@ -78,6 +79,9 @@ def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
         "pids": lambda: (os.getpid(),),
         "restarts": lambda: 0,
         "build": {"version": "1", "commit": "c", "python": "3"},
+        "operations": Operations(),
+        "shared": lambda: None,
+        "left_out": lambda: 3,
     }
     return Metrics(fleet, tally, Sources(**(sources | changes)))
 

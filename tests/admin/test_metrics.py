@@ -5,6 +5,7 @@ import re
 import tracemalloc
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import prometheus_client.parser
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from router.admin import histogram
 from router.admin.gauges import INDEX_BLOCK_BYTES
 from router.admin.metrics import CATALOGUE, SLICE, Metrics, Setup
+from router.admin.shared import Operations
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.member import Transition
@@ -60,9 +62,25 @@ def busy(replicas: int = 2, models: tuple[str, ...] = (MODEL,)) -> tuple[Fleet, 
 
 def shown(**sources: object) -> Metrics:
     fleet, tally = busy()
-    return metrics_of(
-        fleet, tally, **{"missing": {"r0": {"vllm:x"}}, "reports": reports_of(report_of(queued={MODEL: 2}))} | sources
-    )
+    operations = Operations()
+    operations.observe("publish", "ok", 0.001)
+    told = {
+        "missing": {"r0": {"vllm:x"}},
+        "reports": reports_of(report_of(queued={MODEL: 2})),
+        "operations": operations,
+        "shared": lambda: Linked(),
+    }
+    return metrics_of(fleet, tally, **told | sources)
+
+
+class Linked:
+    """A link to one other router."""
+
+    up, problem, peers, sent, received = True, None, 1, 10, 20
+    dropped: ClassVar[dict[str, int]] = {"foreign": 1}
+
+    def view_age(self) -> float:
+        return 0.5
 
 
 def test_names_types_and_labels_are_the_golden_ones() -> None:
@@ -73,6 +91,11 @@ def test_names_types_and_labels_are_the_golden_ones() -> None:
         if name.startswith("homing_")
     }
     assert found == json.loads(GOLDEN.read_text())
+
+
+def test_a_router_that_shares_nothing_has_no_samples_of_sharing() -> None:
+    text = text_of(shown(shared=lambda: None, operations=Operations()))
+    assert not re.search(r"^homing_(redis|peer)", text, re.MULTILINE)
 
 
 def test_the_catalogue_promises_the_labels_that_are_exposed() -> None:

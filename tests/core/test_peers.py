@@ -522,3 +522,13 @@ def test_a_changed_replica_keeps_what_it_learned_where_the_configuration_has_not
     assert member.spec.max_concurrency == 9
     member.respec(ReplicaSpec("r0"))
     assert (member.lin, member.kv, member.kv_tokens) == (1 / 2_000, 3.9e-8, 400_000)
+
+
+def test_a_router_that_shares_tells_of_placements_also_while_it_hears_nobody() -> None:
+    told = []
+    for shares in (False, True):
+        fleet = fleet_of(2, settings=FleetSettings(shares=shares))
+        notes = fleet.residency.news = Notes()
+        leased(fleet, ask(("a", 2)))
+        told.append(len(notes.placements))
+    assert told == [0, 1]

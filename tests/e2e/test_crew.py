@@ -15,6 +15,8 @@ from router.core.types import State
 from router.crew import HUNG
 from router.gossip.messages import Members, Message
 from router.proxy.bounds import Bounds, Times
+from router.sockets import listen_shared
+from router.values import Endpoint
 from tests.e2e.supervised import Crewed, Engine, crewed, eventually, finished, listed, streaming
 from tests.rig import hired, until
 from tests.scripted import HOST, ScriptedReplica
@@ -61,6 +63,23 @@ async def test_a_burst_over_two_workers_is_spread_over_the_replicas(tmp_path: Pa
         assert max(counts.values()) <= 16
         engine.end()
         await finished(streams)
+
+
+async def test_a_worker_that_takes_a_dead_ones_place_knows_what_that_one_knew(tmp_path: Path) -> None:
+    """B4: from its first request, and although there is no other worker to learn from."""
+    async with crewed(tmp_path, Engine(), replicas=4, workers=1) as (router, _):
+        prompts = [f"{number} " * 900 for number in range(20)]
+        sent = [(await router.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
+        await router.control.renew_snapshot()
+        router.workers[0].drain(0.0, 0.0, 0.0)
+        await router.workers[0].stopped.wait()
+        clients = listen_shared(Endpoint(HOST, 0), 1)[0]
+        router.url = "http://{}:{}".format(*clients.getsockname())
+        router.workers = [await hired(router.control, clients, "next")]
+        await router.ready("r1", "r2", "r3", "r4")
+        answers = [await router.chat(prompt) for prompt in prompts]
+        assert [answer.headers["x-homing-replica"] for answer in answers] == sent
+        assert {answer.headers["x-homing-reason"] for answer in answers} == {"holder"}
 
 
 # Reload.

@@ -151,9 +151,12 @@ class Load:
 
 
 async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody_is_refused(tmp_path: Path) -> None:
-    """SIGUSR2 under 100 requests a second: 0 refused, 0 broken; streams of the old one run to their end."""
+    """SIGUSR2 under 100 requests a second: 0 refused, 0 broken; streams of the old one run to their end, and the new
+    one knows what that one knew."""
     engine = Engine()
     async with supervised(tmp_path, engine, workers=2) as (router, _):
+        prompts = [f"{number} " * 900 for number in range(20)]
+        sent = [(await router.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
         streams = await streaming(router, 100)
         load = Load(router)
         await until(lambda: len(load.statuses) > 20)
@@ -175,6 +178,9 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
         assert load.failures == []
         assert set(load.statuses) == {200}
         assert all(stream.whole for stream in streams)
+        answers = [await router.chat(prompt) for prompt in prompts]
+        assert [answer.headers["x-homing-replica"] for answer in answers] == sent
+        assert {answer.headers["x-homing-reason"] for answer in answers} == {"holder"}
         assert (await router.fleet())["workers"] == 3
         assert (await router.chat()).status == 200
 

@@ -16,6 +16,7 @@ from router.gossip import messages
 from router.gossip.messages import (
     AnyMessage,
     Applied,
+    Batch,
     Bye,
     Codec,
     Corrected,
@@ -36,6 +37,9 @@ from router.gossip.messages import (
     Reported,
     Settings,
     Shared,
+    Summarise,
+    Summarised,
+    Summary,
     Up,
 )
 from router.tls import Pems
@@ -50,17 +54,20 @@ TOTALS = Totals(1, 2, 3, 4, 5, 6.5, 7.5, 8.5)
 LEARNED = LearnedNews((1.5, 1), (2.5, 2), (3.5, 3), (4.5, 4), 5.5, 6.5)
 MODEL = ModelNews("m", 7, [HASH], LEARNED)
 RATE = RateNews("r1", None, 0, 0.5, 3)
+SUMMARY = Summary("r1", 1.5, messages.packed([1, HASH]), 2)
 SAMPLE = EngineSample(1.5, 2, None, 0.5, 3, 4)
 
 EXAMPLES: list[AnyMessage] = [
-    Settings(1, "0.1", {"replicas": [{"id": "r1", "weight": 1.5}], "models": {"m": None}}, "token", Pems(b"PEM")),
+    Settings(1, "0.1", {"replicas": [{"id": "r1", "w": 1.5}], "models": {"m": None}}, "token", Pems(b"PEM"), b"root"),
     Members([Member("r1", State.FULL, "why", 1.5, {"m": {"id": "m"}}, None, 5, SAMPLE)]),
     Drain(1.0, 2.0, 3.0), Report(4), Explain(5, "/v1/x", b"\x00\xff"), Applied(1),
     Records([RECORD], [0.5], {HandshakeError.CLOSED: 2}),
     Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
     Full("r1", 2.5), Ejected("r1", "why", 5.0),
+    Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
+    Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")]),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from router.core.record import Record, Stages
 from router.core.types import Outcome, Usage
 from router.gossip import news as gossip
 from router.gossip.messages import Bye, Corrected, Full, Learned, Load, Message, Placed, Records
-from router.gossip.news import BEAT, MAX_PLACED, TICK, News
+from router.gossip.news import BEAT, MAX_PLACED, SOON, TICK, News
 from router.gossip.reporter import BATCH, Reporter
 from tests.core.worlds import MODEL, answered, ask, fleet_of, leased, routed
 
@@ -84,19 +84,27 @@ def pair(replicas: int = 3) -> tuple[Clock, Worker, Worker]:
     return clock, one, other
 
 
-def test_a_dispatch_is_known_to_the_other_within_two_ticks_and_a_belief_within_one() -> None:
+def test_a_dispatch_is_known_to_the_other_in_some_twenty_milliseconds_and_a_belief_in_ten() -> None:
     clock, one, other = pair()
     asked = ask(("a", 4))
     lease = leased(one.fleet, asked, clock.now)
     clock.turn(TICK)
     assert other.fleet.residency.depths(asked.chain) == {lease.replica: 4}
-    clock.turn(TICK)
+    clock.turn(TICK + SOON)
     assert other.fleet.replica(lease.replica).whole == (1, 1, 512, 512)
     assert routed(other.fleet, asked, clock.now).replica == lease.replica
     lease.first_token(clock.now)
     lease.finish(Outcome.OK, None, clock.now)
     clock.turn(3 * TICK)
     assert other.fleet.replica(lease.replica).whole == (0, 0, 0, 0)
+
+
+def test_the_first_dispatch_after_a_pause_is_known_in_a_few_milliseconds() -> None:
+    clock, one, other = pair()
+    clock.turn(BEAT / 2)
+    lease = leased(one.fleet, ask(("a", 4)), clock.now)
+    clock.turn(SOON)
+    assert other.fleet.replica(lease.replica).whole == (1, 1, 512, 512)
 
 
 def test_loads_go_out_at_most_every_twenty_milliseconds_however_many_there_are() -> None:

@@ -1,0 +1,81 @@
+"""What other routers tell: opened, checked, passed on to the workers; and which routers there are.
+
+Whatever is not signed by this fleet, is of another version or has another form is dropped and counted. A router that is
+silent for TTL, or says goodbye, is said goodbye for to the workers: its load is gone at once. News only ever speaks of
+replicas that the configuration names; of others it is ignored where it is used (core/peers.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from router.core.peers import TTL, PeerId
+from router.gossip.messages import Batch, Bye, Load
+from router.gossip.seal import Flaw, Seal, Unusable
+
+MAX_PEERS = 64
+"""Routers that are believed to be there: four times as many as anybody runs in front of one fleet."""
+
+
+class Incoming:
+    """`heard` is called with each batch and its bytes, `gone` with the name of each router that is there no more."""
+
+    def __init__(
+        self, seal: Seal, block: int, heard: Callable[[Batch, bytes], None], gone: Callable[[PeerId], None]
+    ) -> None:
+        self._seal, self._block, self._heard, self._gone = seal, block, heard, gone
+        self._decoder = msgspec.msgpack.Decoder(Batch)
+        self._heard_at: dict[PeerId, float] = {}
+        self.dropped: Counter[Flaw] = Counter()
+
+    @property
+    def peers(self) -> list[PeerId]:
+        """The routers that are there."""
+        return list(self._heard_at)
+
+    def oldest(self, now: float) -> float:
+        """Seconds since the last news of whoever was heard longest ago; 0 when nobody is there."""
+        return now - min(self._heard_at.values(), default=now)
+
+    def take(self, sealed: bytes, now: float, place: str = "") -> None:
+        """Something came over the channel, or was stored at `place`."""
+        try:
+            payload = self._seal.open(sealed, place.encode())
+            batch = self._decode(payload)
+        except Unusable as error:
+            self.dropped[error.flaw] += 1
+            return
+        if any(isinstance(message, Bye) for message in batch.news):
+            self._lose(batch.peer)
+            return
+        self._heard_at[batch.peer] = now
+        self._heard(batch, payload)
+
+    def expire(self, now: float) -> None:
+        """Part with those that have been silent for too long."""
+        for peer in [peer for peer, at in self._heard_at.items() if now - at > TTL]:
+            self._lose(peer)
+
+    def _lose(self, peer: PeerId) -> None:
+        if self._heard_at.pop(peer, None) is not None:
+            self._gone(peer)
+
+    def _decode(self, payload: bytes) -> Batch:
+        """A batch that a router like this one can have sent. Raises Unusable."""
+        try:
+            batch = self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise Unusable(Flaw.MALFORMED) from error
+        if any(getattr(message, "peer", batch.peer) != batch.peer for message in batch.news):
+            raise Unusable(Flaw.MALFORMED)
+        if batch.block != self._block:
+            raise Unusable(Flaw.SETTINGS)
+        if batch.peer not in self._heard_at and len(self._heard_at) >= MAX_PEERS:
+            raise Unusable(Flaw.PEERS)
+        return batch
+
+
+def is_whole(batch: Batch) -> bool:
+    """Whether it holds all of a router's load, and so all that one who joins must know of it."""
+    return any(isinstance(message, Load) and message.whole for message in batch.news)

@@ -1,0 +1,248 @@
+"""One router's end of the line to the other routers: its workers' news out, the others' news in, and how that goes.
+
+It is told what the workers tell, passes what others tell to the hub, and forgets nobody longer than it must. It has no
+part in any request; when the line is dead the workers go on from what they know.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from router.core.fleet import Fleet
+from router.core.peers import TTL, PeerId
+from router.core.snapshots import RECALLED
+from router.core.types import ReplicaId
+from router.gossip.hub import Hub
+from router.gossip.incoming import Incoming, is_whole
+from router.gossip.lines import BEAT, Line, Store
+from router.gossip.messages import Batch, Codec, Shared, Summary
+from router.gossip.outgoing import Outgoing
+from router.gossip.seal import Flaw, Seal, Unusable
+from router.gossip.snapshot import Snapshot, owned
+
+log = logging.getLogger("homing.gossip")
+
+LOOK = 0.1
+"""Seconds between looks at who has fallen silent."""
+
+JOIN = 2.0
+"""Seconds that a start waits for the others' load and beliefs; it takes a few milliseconds when Redis is there."""
+
+HOLD = 1.6
+"""Seconds after a line's return in which placements wait: whom the same failure has hit is back by then (redis.py's
+longest pause), and hears them."""
+
+BYE = 0.5
+"""Seconds for the last word."""
+
+
+class Link:
+    """lines.End. `recalled` is called with each part of the others' snapshot. `secret` is the fleet's, `life` 8 random
+    bytes, `block` routing.prefix_block. `line` is set by who builds both."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        hub: Hub,
+        snapshot: Snapshot,
+        recalled: Callable[[Summary], None],
+        secret: str,
+        life: bytes,
+        block: int,
+    ) -> None:
+        self.name = f"{socket.gethostname()}-{life.hex()}"
+        self.seal = Seal(secret, life)
+        self.line: Line
+        self._fleet, self._hub, self._snapshot, self._recalled = fleet, hub, snapshot, recalled
+        self._codec, self._summaries = Codec(), msgspec.msgpack.Decoder(Summary)
+        self._spoilt: Counter[Flaw] = Counter()
+        self._outgoing = Outgoing(fleet, self.name, block, time.monotonic)
+        self._incoming = Incoming(self.seal, block, self._heard, hub.part)
+        self._problem: str | None = "not connected yet"
+        self._since = self._alive_at = time.monotonic()
+        self._told_once = False
+        self._settled = asyncio.Event()
+        self._beat = b""
+        self._held_until = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.sent = self.received = 0
+
+    @property
+    def channel(self) -> str:
+        """What the fleet's news goes over."""
+        return f"{self.seal.prefix}news"
+
+    async def start(self) -> None:
+        """Begin. Returns when the others' load and beliefs are known, or will not be for now."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self.line.run()), loop.create_task(self._look())]
+        try:
+            await asyncio.wait_for(self._settled.wait(), JOIN)
+        except TimeoutError:
+            log.warning("no word from Redis within %g s; starting without it", JOIN)
+
+    async def stop(self) -> None:
+        """Say goodbye, if that is possible at once, and end."""
+        try:
+            async with asyncio.timeout(BYE):
+                await self.line.close(self._sealed(self._outgoing.bye()))
+        except TimeoutError:
+            log.warning("could not say goodbye to the other routers; they will notice within %g s", TTL)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What the workers tell.
+
+    def take(self, worker: PeerId, message: Shared) -> None:
+        """Note a worker's news, after the fleet has."""
+        if self._outgoing.take(worker, message):
+            self.line.wake()
+
+    def gone(self, worker: PeerId) -> None:
+        """A worker has ended."""
+        self._outgoing.gone(worker)
+        self.line.wake()
+
+    # lines.End.
+
+    def tell(self) -> bytes | None:
+        held = time.monotonic() < self._held_until
+        batch = self._outgoing.batch(held)
+        if self._outgoing.queued and not held:
+            self.line.wake()
+        return None if batch is None else self._sealed(batch)
+
+    def beat(self) -> bytes:
+        self._beat = self._codec.encode(self._outgoing.beat())
+        self.sent += len(self._beat)
+        return self.seal.close(self._beat)
+
+    def hear(self, data: bytes) -> bool:
+        now = time.monotonic()
+        self.received += len(data)
+        if self.seal.is_own(data):
+            self._alive_at = now
+            return True
+        self._incoming.take(data, now)
+        return False
+
+    async def join(self, store: Store) -> None:
+        if self._told_once:
+            self._held_until = time.monotonic() + HOLD
+            asyncio.get_running_loop().call_later(HOLD, self.line.wake)
+        routers = self._routers
+        names = [name for name in await store.members(routers) if name != self.name]
+        states = await store.read([self._state(name) for name in names])
+        for key, value in states.items():
+            self.received += len(value)
+            self._incoming.take(value, time.monotonic(), key)
+        gone = [name for name in names if self._state(name) not in states]
+        if gone:
+            await store.strike(routers, gone)
+        await self._recall(store)
+        self._settled.set()
+
+    async def _recall(self, store: Store) -> None:
+        """Take the others' snapshot, as far as it can be read."""
+        values = await store.read([self._part(replica.id) for replica in self._fleet.replicas])
+        for key, value in values.items():
+            self.received += len(value)
+            try:
+                summary = self._summaries.decode(self.seal.open(value, key.encode()))
+            except (Unusable, msgspec.DecodeError) as error:
+                self._spoilt[error.flaw if isinstance(error, Unusable) else Flaw.MALFORMED] += 1
+            else:
+                if key == self._part(summary.replica):
+                    self._recalled(summary)
+
+    async def keep(self, store: Store) -> None:
+        place = self._state(self.name)
+        written: dict[ReplicaId, Summary] = {}
+        while True:
+            if self._beat:
+                await store.enlist(self._routers, self.name)
+                await store.write(place, self.seal.close(self._beat, place.encode()), TTL)
+            for replica in owned(self._snapshot.summaries, self.name, self._incoming.peers):
+                summary = self._snapshot.summaries[replica]
+                if written.get(replica) is not summary:
+                    written[replica] = summary
+                    await self._write(store, summary)
+            await asyncio.sleep(BEAT)
+
+    async def _write(self, store: Store, summary: Summary) -> None:
+        place = self._part(summary.replica)
+        sealed = self.seal.close(self._codec.encode(summary), place.encode())
+        self.sent += len(sealed)
+        await store.write(place, sealed, RECALLED)
+
+    def turned(self, problem: str | None) -> None:
+        if problem is not None:
+            self._settled.set()
+        if problem == self._problem:
+            return
+        now = time.monotonic()
+        if problem is None:
+            log.info("load and beliefs are shared with the other routers over Redis (after %.1f s)", now - self._since)
+        elif self._problem is None or not self._told_once:
+            log.warning("Redis: %s; routing goes on from what this router knows", problem)
+        else:
+            log.debug("Redis: %s", problem)
+        self._problem, self._since, self._told_once = problem, now, True
+
+    # How it goes.
+
+    @property
+    def up(self) -> bool:
+        """Whether news goes to the others and comes from them."""
+        return self._problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps this router from deciding as one with the others."""
+        return None if self._problem is None else f"{self._problem} (for {time.monotonic() - self._since:.0f} s)"
+
+    @property
+    def peers(self) -> int:
+        """Other routers that are there."""
+        return len(self._incoming.peers)
+
+    def view_age(self) -> float:
+        """Seconds since the last news of the router heard longest ago, or since Redis was last seen to work."""
+        now = time.monotonic()
+        return self._incoming.oldest(now) if self.up else now - self._alive_at
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """News that was not taken, by flaw, and not told, as `queue`."""
+        return Counter(self._incoming.dropped) + self._spoilt + Counter(queue=self._outgoing.dropped.total())
+
+    # Small things.
+
+    def _heard(self, batch: Batch, payload: bytes) -> None:
+        self._hub.relay(batch.peer, payload, is_whole(batch))
+
+    def _sealed(self, batch: Batch) -> bytes:
+        data = self.seal.close(self._codec.encode(batch))
+        self.sent += len(data)
+        return data
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            self._incoming.expire(time.monotonic())
+
+    @property
+    def _routers(self) -> str:
+        return f"{self.seal.prefix}routers"
+
+    def _part(self, replica: ReplicaId) -> str:
+        return f"{self.seal.prefix}{{{replica}}}:holds"
+
+    def _state(self, router: PeerId) -> str:
+        return f"{self.seal.prefix}{{{router}}}:state"

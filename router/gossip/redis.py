@@ -1,0 +1,308 @@
+"""The line over Redis: pub/sub for news, keys with a time to live for who joins. The supervisor holds it.
+
+Nothing here is on a request's path, and no failure here is anybody's error: a session with Redis ends with the first
+thing that goes wrong, the End is told once, and the next session is tried after a pause with jitter. It counts as alive
+once our own heartbeat has come back, and as dead when that has not come for SILENCE.
+
+News goes over a plain connection: PUBLISH reaches all nodes of a cluster, and Redis 6 and later serve alike. Keys carry
+hash tags, so that a cluster spreads them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
+
+from router.gossip.lines import BEAT, GAP, End
+
+log = logging.getLogger("homing.gossip")
+
+TIMEOUT = 1.0
+"""Seconds for Redis to answer one command; it takes a millisecond. What waits meanwhile goes out in one batch."""
+
+SILENCE = 3.0
+"""Seconds in which three heartbeats of our own should have come back."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+"""Seconds before a new session, doubling, each times 0.5 to 1.5. The longest is short because sixteen routers that try
+once a second are nothing to Redis, and because the fleet should agree again soon after it is back."""
+
+STEADY = 10.0
+"""Seconds that a session must have lasted for the pauses to begin small again."""
+
+T = TypeVar("T")
+
+Observe = Callable[[str, str, float], None]
+"""Takes an operation's name, its outcome (ok, error) and its seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where Redis is and who we are. `form`: "", "sentinel" or "cluster" (redisurl.py); the files are for TLS."""
+
+    form: str
+    hosts: Sequence[tuple[str, int]]
+    service: str = ""
+    database: int = 0
+    user: str | None = None
+    password: str | None = None
+    tls: bool = False
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """For any of the library's clients. It retries nothing itself: sessions are what is retried."""
+        options: dict[str, Any] = {
+            "protocol": 2,
+            "socket_timeout": None,  # It would use wait_for, which can lose a cancellation before Python 3.12.
+            "socket_connect_timeout": TIMEOUT,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if self.tls:
+            options |= {
+                "ssl": True,
+                "ssl_ca_certs": self.ca_file,
+                "ssl_certfile": self.cert_file,
+                "ssl_keyfile": self.key_file,
+            }
+        return options
+
+    def credentials(self) -> dict[str, Any]:
+        """User and password, of the servers and not of their Sentinels."""
+        return {"username": self.user, "password": self.password}
+
+
+class RedisLine:
+    """lines.Line. `channel` is what the fleet's news goes over."""
+
+    def __init__(self, access: Access, channel: str, end: End, observe: Observe, rng: Random) -> None:
+        self._access, self._channel, self._end, self._observe, self._rng = access, channel, end, observe, rng
+        self._wanted = asyncio.Event()
+        self._news: Redis | None = None
+        self._alive = self._due = False
+        self._echoed_at = 0.0
+        self._problem: str | None = None
+
+    def wake(self) -> None:
+        self._wanted.set()
+
+    async def run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                await self._session()
+            except* (RedisError, RedisClusterException, OSError) as failed:
+                self._turn(_reason(failed))
+            pause = FIRST_PAUSE if time.monotonic() - began > STEADY else min(LONGEST_PAUSE, 2 * pause)
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
+
+    async def close(self, last: bytes) -> None:
+        if self._news is not None and self._alive:
+            with contextlib.suppress(RedisError, OSError):
+                await self._timed("publish", self._news.publish(self._channel, last))
+
+    async def _session(self) -> None:
+        """Speak with Redis until something goes wrong."""
+        async with connected(self._access) as (news, keys), news.pubsub() as heard:
+            await self._timed("subscribe", heard.subscribe(self._channel))
+            self._news, store = news, RedisStore(keys, self._timed, self._partly)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._listen(heard))
+                    tasks.create_task(self._speak(await _mouth(news)))
+                    tasks.create_task(self._beat())
+                    tasks.create_task(self._keep(store))
+            finally:
+                self._news, self._alive = None, False
+
+    async def _listen(self, heard: PubSub) -> None:
+        while True:
+            # Without a time limit of its own, which would cost more than the reading: `_beat` looks.
+            message = await heard.get_message(timeout=None)
+            if message is not None and message["type"] == "message" and self._end.hear(message["data"]):
+                self._echoed_at, self._alive = time.monotonic(), True
+                self._turn(self._problem)
+
+    async def _beat(self) -> None:
+        """Have the heartbeat told in time, and see that it comes back."""
+        self._echoed_at = time.monotonic()
+        while time.monotonic() - self._echoed_at <= SILENCE:
+            self._due = True
+            self._wanted.set()
+            await asyncio.sleep(BEAT)
+        raise TimeoutError(f"nothing that was sent has come back for {SILENCE:g} s")
+
+    async def _speak(self, mouth: AbstractConnection) -> None:
+        """Publish over a connection that is for nothing else: it costs a third of the client's way through its pool."""
+        last = 0.0
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(max(0.0, last + GAP - time.monotonic()))
+            self._wanted.clear()
+            due, self._due = self._due, False
+            data = self._end.beat() if due else self._end.tell()
+            if data is not None:
+                last = time.monotonic()
+                await self._timed("publish", self._publish(mouth, data))
+            if due:
+                self._wanted.set()  # What it was wanted for else, if anything.
+
+    async def _publish(self, mouth: AbstractConnection, data: bytes) -> None:
+        await mouth.send_command("PUBLISH", self._channel, data)
+        await mouth.read_response()
+
+    async def _keep(self, store: "RedisStore") -> None:
+        await self._end.join(store)
+        await self._end.keep(store)
+
+    async def _timed(self, operation: str, awaited: Awaitable[T]) -> T:
+        began, outcome = time.monotonic(), "error"
+        try:
+            async with within(TIMEOUT):
+                answer = await awaited
+            outcome = "ok"
+        finally:
+            self._observe(operation, outcome, time.monotonic() - began)
+        return answer
+
+    # What is said of it: once for each change.
+
+    def _partly(self, problem: str | None) -> None:
+        """Whether Redis takes what is written; news may go through all the same."""
+        self._problem = problem
+        if self._alive:
+            self._turn(problem)
+
+    def _turn(self, problem: str | None) -> None:
+        self._end.turned(problem)
+
+
+class RedisStore:
+    """lines.Store. A write that Redis refuses (its memory is full, the user may not) is told, and nothing else follows;
+    unless it is a server that has become another's copy, which ends the session."""
+
+    def __init__(
+        self,
+        keys: "Redis | RedisCluster",
+        timed: Callable[[str, Awaitable[Any]], Awaitable[Any]],
+        refused: Callable[[str | None], None],
+    ) -> None:
+        self._keys, self._timed, self._refused = keys, timed, refused
+
+    async def read(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), 16):
+            some = keys[start : start + 16]
+            pipeline = self._keys.pipeline(transaction=False)
+            for key in some:
+                pipeline.get(key)
+            values = await self._timed("read", pipeline.execute())
+            found |= {key: value for key, value in zip(some, values, strict=True) if isinstance(value, bytes)}
+        return found
+
+    async def write(self, key: str, value: bytes, seconds: float) -> None:
+        await self._change("write", self._keys.set(key, value, px=int(seconds * 1000)))
+
+    async def members(self, key: str) -> Sequence[str]:
+        answer: Any = self._keys.smembers(key)
+        return sorted(name.decode() for name in await self._timed("read", answer))
+
+    async def enlist(self, key: str, name: str) -> None:
+        answer: Any = self._keys.sadd(key, name)
+        await self._change("write", answer)
+
+    async def strike(self, key: str, names: Sequence[str]) -> None:
+        answer: Any = self._keys.srem(key, *names)
+        await self._change("write", answer)
+
+    async def _change(self, operation: str, command: Awaitable[Any]) -> None:
+        try:
+            await self._timed(operation, command)
+        except ReadOnlyError:
+            raise
+        except ResponseError as error:
+            self._refused(f"Redis does not take what is written: {error}")
+        else:
+            self._refused(None)
+
+
+@asynccontextmanager
+async def connected(access: Access) -> AsyncIterator["tuple[Redis, Redis | RedisCluster]"]:
+    """Clients for news and for keys; the same one unless it is a cluster. They connect when they are used.
+
+    Raises RedisError, RedisClusterException or OSError where a node must be asked first, and does not answer.
+    """
+    options, credentials = access.options(), access.credentials()
+    async with AsyncExitStack() as stack:
+        host, port = access.hosts[0]
+        if access.form == "sentinel":
+            sentinel: Any = Sentinel(list(access.hosts), sentinel_kwargs=options, **options, **credentials)  # type: ignore[no-untyped-call]
+            for each in sentinel.sentinels:
+                stack.push_async_callback(each.aclose)
+            news = sentinel.master_for(access.service, db=access.database, **options, **credentials)
+        elif access.form == "cluster":
+            host, port = await _first_that_answers(access)
+            news = Redis(host=host, port=port, **options, **credentials)
+        else:
+            news = Redis(host=host, port=port, db=access.database, **options, **credentials)
+        stack.push_async_callback(news.aclose)
+        keys: Redis | RedisCluster = news
+        if access.form == "cluster":
+            keys = RedisCluster(host=host, port=port, **options, **credentials)
+            stack.push_async_callback(keys.aclose)
+        yield news, keys
+
+
+async def _mouth(news: Redis) -> AbstractConnection:
+    """A connection of its own."""
+    connection: AbstractConnection = await news.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    return connection
+
+
+async def _first_that_answers(access: Access) -> tuple[str, int]:
+    """One of a cluster's nodes that is there."""
+    failed: Exception = OSError("no node is named")
+    for host, port in access.hosts:
+        async with Redis(host=host, port=port, **access.options(), **access.credentials()) as node:
+            try:
+                async with within(TIMEOUT):
+                    await node.ping()
+            except (RedisError, OSError) as error:
+                failed = error
+            else:
+                return host, port
+    raise failed
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Raises TimeoutError, with a text, for what takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
+
+
+def _reason(failed: BaseExceptionGroup[Exception]) -> str:
+    """What went wrong first, in one line."""
+    found: BaseException = failed
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return " ".join(str(found).split()) or type(found).__name__

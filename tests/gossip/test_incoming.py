@@ -1,0 +1,86 @@
+"""What a router takes of what others tell, and who it believes to be there."""
+
+import msgspec
+
+from router.core.peers import TTL
+from router.gossip.incoming import MAX_PEERS, Incoming, is_whole
+from router.gossip.messages import Batch, Bye, Codec, Corrected, Load, Message
+from router.gossip.seal import Flaw, Seal
+
+SECRET = "a secret of the fleet"
+
+
+class Ear:
+    """One router's ear, and the mouth of any others."""
+
+    def __init__(self) -> None:
+        self.heard: list[Batch] = []
+        self.gone: list[str] = []
+        self.seal = Seal(SECRET, b"ear" + bytes(5))
+        self.mouth = Seal(SECRET, b"mouth" + bytes(3))
+        self.incoming = Incoming(self.seal, 512, self._hear, self.gone.append)
+
+    def _hear(self, batch: Batch, payload: bytes) -> None:
+        assert msgspec.msgpack.decode(payload, type=Batch) == batch
+        self.heard.append(batch)
+
+    def told(self, message: Message, now: float = 0.0) -> None:
+        self.incoming.take(self.mouth.close(Codec().encode(message)), now)
+
+
+def beat(peer: str = "a", block: int = 512) -> Batch:
+    return Batch(peer, block, [Load(peer, 1, True, {})])
+
+
+def test_news_is_passed_on_and_tells_that_its_router_is_there() -> None:
+    ear = Ear()
+    ear.told(beat("a"), 1.0)
+    ear.told(beat("b"), 1.5)
+    assert ear.heard == [beat("a"), beat("b")]
+    assert (ear.incoming.peers, ear.incoming.oldest(3.0)) == (["a", "b"], 2.0)
+
+
+def test_who_says_goodbye_or_falls_silent_is_gone_and_can_come_back() -> None:
+    """CASES A79."""
+    ear = Ear()
+    for peer in "ab":
+        ear.told(beat(peer), 0.0)
+    ear.told(Batch("a", 512, [Bye("a")]), 1.0)
+    assert (ear.gone, ear.incoming.peers) == (["a"], ["b"])
+    ear.incoming.expire(TTL)
+    assert ear.gone == ["a"]
+    ear.incoming.expire(TTL + 0.1)
+    assert (ear.gone, ear.incoming.peers, ear.incoming.oldest(9.0)) == (["a", "b"], [], 0.0)
+    ear.told(beat("a"), 5.0)
+    assert ear.incoming.peers == ["a"]
+
+
+def test_a_goodbye_of_who_was_not_there_says_nothing() -> None:
+    ear = Ear()
+    ear.told(Batch("a", 512, [Bye("a")]))
+    assert (ear.heard, ear.gone) == ([], [])
+
+
+def test_what_cannot_be_used_is_dropped_and_counted_by_what_is_wrong() -> None:
+    ear = Ear()
+    ear.told(Load("a", 1, True, {}))  # No batch.
+    ear.told(Batch("a", 512, [Load("b", 1, True, {})]))  # Another's news under this name.
+    ear.told(beat("a", block=256))
+    ear.incoming.take(Seal("another fleet's secret", b"m" * 8).close(Codec().encode(beat())), 0.0)
+    ear.incoming.take(ear.mouth.close(Codec().encode(beat()), b"one place"), 0.0, "another")
+    ear.incoming.take(b"", 0.0)
+    assert ear.incoming.dropped == {Flaw.MALFORMED: 3, Flaw.SETTINGS: 1, Flaw.FOREIGN: 2}
+    assert (ear.heard, ear.incoming.peers) == ([], [])
+
+
+def test_no_more_routers_are_believed_than_can_be() -> None:
+    ear = Ear()
+    for number in range(MAX_PEERS + 5):
+        ear.told(beat(str(number)))
+    ear.told(beat("0"))
+    assert (len(ear.incoming.peers), len(ear.heard), ear.incoming.dropped) == (MAX_PEERS, MAX_PEERS + 1, {"peers": 5})
+
+
+def test_a_whole_load_is_what_one_who_joins_must_know() -> None:
+    assert is_whole(beat())
+    assert not is_whole(Batch("a", 512, [Load("a", 1, False, {}), Corrected("a", "r1", 5)]))

@@ -1,0 +1,318 @@
+"""Routers that share over a real Redis: what one does the others know, and what Redis does to them is no request's."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.redisserver import RedisServer, redis_server
+from router.core.types import ReplicaId
+from router.gossip.messages import unpacked
+from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
+from tests.rig import until
+from tests.scripted import ScriptedReplica
+
+SECRET = "a secret of the whole fleet"
+WITHIN = 20.0
+
+
+class Routers:
+    """Several routers in front of the same replicas, all in this loop."""
+
+    def __init__(self, stack: AsyncExitStack, directory: Path, replicas: list[ScriptedReplica], server: RedisServer):
+        self._stack, self._directory, self._replicas, self._server = stack, directory, replicas, server
+        self.engine: Engine
+
+    async def add(self, name: str, **gossip: Any) -> Crewed:
+        """One more, which serves; `gossip` are settings of that section."""
+        directory = self._directory / name
+        directory.mkdir()
+        (directory / "secret").write_text(gossip.pop("secret", SECRET))
+        if "password" in gossip:
+            (directory / "password").write_text(gossip.pop("password"))
+            gossip["password_file"] = "password"
+        shared = {"url": self._server.url, "secret_file": "secret"} | gossip
+        router = Crewed(directory, tree_of(self._replicas) | {"workers": 1, "gossip": shared})
+        await router.start()
+        self._stack.push_async_callback(router.stop)
+        await router.ready(*(f"r{number}" for number in range(1, len(self._replicas) + 1)))
+        return router
+
+
+@asynccontextmanager
+async def routers(directory: Path, server: RedisServer, count: int = 2) -> AsyncIterator[tuple[Routers, Engine]]:
+    """None yet, in front of so many replicas."""
+    engine = Engine()
+    async with AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(ScriptedReplica(engine)) for _ in range(count)]
+        yield Routers(stack, directory, replicas, server), engine
+        engine.end()
+
+
+def link(router: Crewed) -> Any:
+    found = router.control._link
+    assert found is not None
+    return found
+
+
+def others(router: Crewed) -> dict[ReplicaId, int]:
+    """Requests that its worker knows other routers to have."""
+    fleet = router.workers[0].fleet
+    return {replica.id: replica.others.requests if replica.others else 0 for replica in fleet.replicas}
+
+
+def held(router: Crewed) -> dict[ReplicaId, int]:
+    fleet = router.workers[0].fleet
+    return {replica.id: fleet.residency.held(replica.id) for replica in fleet.replicas}
+
+
+async def acquainted(*all_of_them: Crewed) -> None:
+    """Wait until each knows all the others, and their workers do."""
+    least = len(all_of_them) - 1
+    await until(
+        lambda: all(link(each).peers == least and len(each.workers[0].fleet.peers) == least for each in all_of_them),
+        WITHIN,
+    )
+
+
+async def test_what_one_router_has_under_way_the_others_know_and_a_finished_one_is_gone(tmp_path: Path) -> None:
+    """CASES A19, A78: three of them, and each hears all."""
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, engine):
+        first, second, third = [await fleet.add(name) for name in "abc"]
+        await acquainted(first, second, third)
+        streams = [Stream(first, f"{number} " * 400) for number in range(6)]
+        await until(lambda: all(stream.chunks for stream in streams), WITHIN)
+        for other in (second, third):
+            await until(lambda other=other: sum(others(other).values()) == 6, WITHIN)  # type: ignore[misc]
+            assert await first.requests() == others(other)
+        engine.end()
+        await finished(streams)
+        await until(lambda: not any(others(second).values()) and not any(others(third).values()), WITHIN)
+
+
+async def test_a_prompt_goes_to_its_holder_whichever_router_is_asked(tmp_path: Path) -> None:
+    """CASES A77: end to end, and not the adapter alone."""
+    async with redis_server() as server, routers(tmp_path, server, 3) as (fleet, _):
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        for number in range(12):
+            prompt = f"{number} " * 800
+            sent = (await first.chat(prompt)).headers["x-homing-replica"]
+            await until(lambda: held(first) == held(second), WITHIN)
+            answer = await second.chat(prompt)
+            assert (answer.headers["x-homing-replica"], answer.headers["x-homing-reason"]) == (sent, "holder")
+
+
+async def test_a_router_that_stops_takes_its_load_along_at_once_and_one_that_dies_after_two_seconds(
+    tmp_path: Path,
+) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first, second, third = [await fleet.add(name) for name in "abc"]
+        await acquainted(first, second, third)
+        streams = [Stream(router, f"{router.url} " * 200) for router in (first, second)]
+        await until(lambda: sum(others(third).values()) == 2, WITHIN)
+        await link(first).stop()
+        await until(lambda: link(third).peers == 1 and sum(others(third).values()) == 1, 1.5)
+        for task in link(second)._tasks:  # As if its process had been killed.
+            task.cancel()
+        await until(lambda: link(third).peers == 0 and not any(others(third).values()), 3.0)
+        for stream in streams:
+            stream.task.cancel()
+
+
+async def test_a_router_that_joins_knows_the_load_of_the_others_before_it_serves(tmp_path: Path) -> None:
+    """CASES B60."""
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, engine):
+        first = await fleet.add("a")
+        streams = [Stream(first, f"{number} " * 400) for number in range(4)]
+        await until(lambda: all(stream.chunks for stream in streams), WITHIN)
+        await asyncio.sleep(1.1)  # A heartbeat, after which it is written down.
+        second = await fleet.add("b")
+        assert sum(others(second).values()) == 4
+        engine.end()
+        await finished(streams)
+
+
+async def test_a_router_that_joins_sends_known_prompts_where_the_others_do_from_the_first(
+    tmp_path: Path,
+) -> None:
+    """CASES B4: also after the others have gone, as in a rolling restart of all."""
+    async with redis_server() as server, routers(tmp_path, server, 4) as (fleet, _):
+        first = await fleet.add("a")
+        prompts = [f"{number} " * 900 for number in range(40)]
+        sent = [(await first.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
+        await written(server, first)
+        second = await fleet.add("b")
+        assert sum(held(second).values()) == 0
+        answers = [await second.chat(prompt) for prompt in prompts]
+        assert [answer.headers["x-homing-replica"] for answer in answers] == sent
+        assert {answer.headers["x-homing-reason"] for answer in answers} == {"holder"}
+        await link(first).stop()
+        await written(server, second)
+        await link(second).stop()
+        third = await fleet.add("c")
+        assert [(await third.chat(prompt)).headers["x-homing-replica"] for prompt in prompts] == sent
+
+
+async def written(server: RedisServer, router: Crewed) -> None:
+    """Wait until all that this router knows can be read by one who joins."""
+    fleet = router.workers[0].fleet
+
+    async def is_there() -> bool:
+        found: list[int] = []
+        async with server.client() as client:
+            for replica in fleet.replicas:
+                key = link(router)._part(replica.id)
+                value = await client.get(key)
+                if value is not None:
+                    found += unpacked(
+                        link(router)._summaries.decode(link(router).seal.open(value, key.encode())).hashes
+                    )
+        known = [block for replica in fleet.replicas for block in fleet.snapshots.summary(replica.id).hashes]
+        return set(found) >= set(known)
+
+    await eventually(is_there)
+
+
+async def test_a_snapshot_that_nobody_can_have_written_is_not_believed(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first = await fleet.add("a")
+        await first.chat("hello " * 900)
+        async with server.client() as client:
+            for key in (link(first)._part("r1"), link(first)._part("r2")):
+                await client.set(key, link(first).seal.close(b"no summary", key.encode()))
+            await client.set(link(first)._part("r2"), b"x" * 50)
+            second = await fleet.add("b")
+        assert dict(link(second).dropped) == {"malformed": 1, "foreign": 1}
+        assert (await second.chat("hello " * 900)).status == 200
+
+
+async def test_routers_of_two_fleets_have_nothing_in_common(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first = await fleet.add("a")
+        second = await fleet.add("b", secret="another secret of another fleet")
+        await until(lambda: link(first).up and link(second).up, WITHIN)
+        await first.chat("hello " * 400)
+        assert link(first).seal.prefix != link(second).seal.prefix
+        async with server.client() as client:
+            await client.publish(link(first).channel, b"x" * 100)
+            await client.publish(link(first).channel, link(second).seal.close(b"not theirs"))
+            await client.publish(link(first).channel, b"short")
+        await until(lambda: dict(link(first).dropped) == {"foreign": 2, "malformed": 1}, WITHIN)
+        assert (link(first).peers, link(second).peers) == (0, 0)
+        assert await first.metric("homing_redis_dropped_total") == 3
+
+
+async def test_nothing_that_is_in_redis_tells_what_was_asked(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _), server.client() as client:
+        seen = client.pubsub()
+        await seen.psubscribe("*")
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        await first.chat("tell nobody this sentence " * 100)
+        await until(lambda: sum(held(second).values()) > 0, WITHIN)
+        await asyncio.sleep(1.2)
+        values = [await client.get(key) or b"" for key in await client.keys() if await client.type(key) == b"string"]
+        news = []
+        while (message := await seen.get_message(timeout=0.2)) is not None:
+            news.append(message["data"] if isinstance(message["data"], bytes) else b"")
+        await seen.aclose()  # type: ignore[no-untyped-call]
+        assert len(news) > 4
+        assert values
+        assert not [data for data in [*news, *values] if b"sentence" in data or SECRET.encode() in data]
+
+
+async def test_redis_killed_and_started_again_costs_no_request_and_they_agree_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CASES B63."""
+    caplog.set_level(logging.INFO, logger="homing.gossip")
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, engine):
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        caplog.clear()
+        await server.kill()
+        await until(lambda: not link(first).up and not link(second).up, WITHIN)
+        for number in range(20):
+            assert (await first.chat(f"{number} " * 300)).status == 200
+        stream = Stream(first, "while it is gone " * 100)
+        await until(lambda: stream.chunks > 0, WITHIN)
+        status, text = await first.get("/readyz?verbose")
+        assert status == 200
+        assert "[~]gossip degraded: " in text
+        assert await first.metric("homing_redis_up") == 0
+        await server.start()
+        await until(lambda: link(first).up and link(second).up, WITHIN)
+        await acquainted(first, second)
+        await until(lambda: sum(others(second).values()) == 1 and held(first) == held(second), 3.0)
+        assert (await first.get("/readyz"))[1] == "ok"
+        engine.end()
+        await finished([stream])
+        assert [record.levelname for record in caplog.records].count("WARNING") == 2, caplog.text
+        assert [record.levelname for record in caplog.records].count("INFO") == 2, caplog.text
+
+
+async def test_a_redis_that_is_frozen_is_found_out_and_taken_up_again(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        server.process.signal(signal.SIGSTOP)
+        try:
+            await until(lambda: not link(first).up and not link(second).up, WITHIN)
+            assert (await first.chat("hello " * 300)).status == 200
+        finally:
+            server.process.signal(signal.SIGCONT)
+        await until(lambda: link(first).up and link(second).up, WITHIN)
+        await acquainted(first, second)
+        await until(lambda: held(first) == held(second), WITHIN)
+
+
+async def test_a_wrong_password_is_said_once_and_requests_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with redis_server("--requirepass", "right") as server, routers(tmp_path, server) as (fleet, _):
+        good = await fleet.add("a", password="right")
+        bad = await fleet.add("b", password="wrong")
+        await until(lambda: link(good).up, WITHIN)
+        assert (await bad.chat()).status == 200
+        assert "password" in link(bad).problem
+        await asyncio.sleep(1.0)  # Some tries.
+        said = [record for record in caplog.records if record.name == "homing.gossip" and "password" in record.message]
+        assert len([record for record in said if record.levelno >= logging.WARNING]) == 1
+        assert not [record for record in caplog.records if "wrong" in record.message]
+
+
+async def test_a_redis_whose_memory_is_full_still_carries_news(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        async with server.client() as client:
+            await client.config_set("maxmemory", "1")
+        await until(
+            lambda: "memory" in (link(first).problem or "") and "memory" in (link(second).problem or ""), WITHIN
+        )
+        stream = Stream(first, "hello " * 400)
+        await until(lambda: sum(others(second).values()) == 1, WITHIN)
+        assert link(second).peers == 1
+        async with server.client() as client:
+            await client.config_set("maxmemory", "0")
+        await until(lambda: link(first).up, WITHIN)
+        stream.task.cancel()
+
+
+async def test_a_router_whose_redis_is_not_there_starts_and_serves(tmp_path: Path) -> None:
+    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
+        await server.kill()
+        router = await fleet.add("a")
+        assert (await router.chat()).status == 200
+        assert "efused" in link(router).problem or "onnect" in link(router).problem
+
+        async def degraded() -> bool:
+            return "[~]gossip degraded" in (await router.get("/readyz?verbose"))[1]
+
+        await eventually(degraded)
