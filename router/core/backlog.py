@@ -47,6 +47,10 @@ def follow(old: float, sample: float, seen: int) -> float:
     return old * math.exp(max(0.1, 1 / (seen + 1)) * max(-0.7, min(0.7, step)))
 
 
+ORDINARY = 2048
+"""Bytes of a prompt that says as much of tokens per byte as any; a shorter one is mostly the template's tokens."""
+
+
 class Mean:
     """An exponentially weighted mean with a start value; the first ten samples weigh 1/n, then a tenth."""
 
@@ -91,13 +95,14 @@ class Learned:
 
     @property
     def tokens_per_byte(self) -> float:
-        """Start 0.25, worth 4 KB of evidence; then the ratio of sums, old evidence fading by a twentieth a sample."""
+        """Start 0.25, worth 4 KB of evidence; then the ratio of sums, old evidence fading by a twentieth a prompt."""
         return self._tokens / self._bytes
 
     def saw_prompt(self, tokens: int, size: int) -> None:
         """The engine counted `tokens` in a prompt of `size` bytes."""
-        self._tokens = 0.95 * self._tokens + tokens
-        self._bytes = 0.95 * self._bytes + size
+        weight = min(1.0, size / ORDINARY)
+        self._tokens += weight * (tokens - 0.05 * self._tokens)
+        self._bytes += weight * (size - 0.05 * self._bytes)
 
     def told(self) -> LearnedNews:
         """All of it, for other routers."""

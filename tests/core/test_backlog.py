@@ -373,11 +373,21 @@ def test_a_mean_forgets_its_start_at_once_and_its_samples_by_tenths() -> None:
 def test_tokens_per_byte_starts_at_a_quarter_and_is_a_ratio_of_sums() -> None:
     found = Learned()
     assert found.tokens_per_byte == 0.25
-    found.saw_prompt(1000, 2000)
-    assert found.tokens_per_byte == pytest.approx((0.95 * 1024 + 1000) / (0.95 * 4096 + 2000))
+    found.saw_prompt(1000, 2500)
+    assert found.tokens_per_byte == pytest.approx((0.95 * 1024 + 1000) / (0.95 * 4096 + 2500))
     before = found.tokens_per_byte
     found.saw_prompt(1, 4)
     assert found.tokens_per_byte == pytest.approx(before, rel=0.01)
+
+
+def test_short_prompts_by_the_hundred_do_not_spoil_the_ratio_of_long_ones() -> None:
+    """A template's tokens are most of a short prompt."""
+    found = Learned()
+    for _ in range(3):
+        found.saw_prompt(1038, 3911)
+    for _ in range(300):
+        found.saw_prompt(22, 12)
+    assert found.tokens_per_byte == pytest.approx(1038 / 3911, rel=0.05)
 
 
 def test_a_model_starts_with_the_means_that_it_says() -> None:
