@@ -31,7 +31,7 @@ TokenFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 ReplicaName = Annotated[str, typer.Argument(help="The replica's id.", metavar="ID")]
 
-STATUS_COLUMNS = ("replica", "state", "model", "since", "requests", "no token", "waiting", "KV")
+STATUS_COLUMNS = ("replica", "state", "model", "since", "requests", "no token", "running", "waiting", "KV")
 
 COLUMNS = (
     "replica",
@@ -275,6 +275,7 @@ def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
             f"{replica['since_seconds']:.0f} s",
             replica["requests"],
             replica["without_first_token"],
+            engine.get("running"),
             engine.get("waiting"),
             None if usage is None else f"{usage:.0%}",
         ]

@@ -78,8 +78,10 @@ async def test_status_shows_the_router_and_its_replicas(url: str, port: Port, ca
     assert await command("status", "--admin", url) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "router   ready, 1 workers, policy prefix_affinity"
-    assert lines[1].split() == ["replica", "state", "model", "since", "requests", "no", "token", "waiting", "KV"]
-    assert lines[2].split() == ["r0", "ready", "llama", "10", "s", "0", "0", "2", "25%"]
+    assert lines[1].split() == [
+        *("replica", "state", "model", "since", "requests", "no", "token", "running", "waiting", "KV")
+    ]
+    assert lines[2].split() == ["r0", "ready", "llama", "10", "s", "0", "0", "4", "2", "25%"]
     assert lines[3].split() == ["r1", "ready", "llama", "10", "s", "0", "0"]
 
 
