@@ -117,8 +117,12 @@ class SpillConfig(Model):
     ] = 18.0
     max_kv_usage: Annotated[
         MaybeShare,
-        About("Share of its KV cache in use, as the engine tells. Near 1 it preempts what it has begun.", unit="ratio"),
-    ] = 0.95
+        About(
+            "Share of its KV cache that running requests hold, as the engine tells. null: cutting the holder makes "
+            "another compute and keep the same prompt; 0.95 spares preemptions where long answers share nothing.",
+            unit="ratio",
+        ),
+    ] = None
 
 
 class QueueConfig(Model):

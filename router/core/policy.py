@@ -31,11 +31,12 @@ MAX_PREFILL_LOAD = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Hard limits on one replica, checked before scoring; None switches one off. Start values of POLICY section 1."""
+    """Hard limits on one replica, checked before scoring; None switches one off. Start values of POLICY section 1, but
+    for `max_kv_usage` (D28)."""
 
     max_queued_requests: int | None = 32
     max_backlog_seconds: float | None = 18.0
-    max_kv_usage: float | None = 0.95
+    max_kv_usage: float | None = None
 
     def cut(self, replica: Reading, behind: float) -> Limit | None:
         """The first limit that cuts a replica whose wait is `behind` seconds longer than the shortest one."""

@@ -7,7 +7,7 @@ import pytest
 
 from router.core.fleet import RETRY_AFTER_DOWN, Fleet, FleetSettings
 from router.core.member import DEFAULT_KV_TOKENS, ReplicaSpec, Transition
-from router.core.policy import PrefixAffinity
+from router.core.policy import Limits, PrefixAffinity
 from router.core.types import Ask, EngineSample, Limit, Outcome, Reason, Refusal, RefusalCause, State, Usage, Wait
 from tests.core.worlds import MODEL, answered, ask, fleet_of, leased, routed
 from tests.fakes import Told
@@ -270,7 +270,7 @@ def test_a_policys_own_wait_and_cuts_are_told_with_the_fleets() -> None:
 
 
 def test_a_route_names_the_fleets_and_the_policys_cuts() -> None:
-    fleet = fleet_of(3)
+    fleet = fleet_of(3, PrefixAffinity(limits=Limits(max_kv_usage=0.95)))
     fleet.full("r0", 10.0)
     fleet.sampled("r1", EngineSample(0.0, kv_usage=0.99))
     assert cuts(fleet) == {"r0": Limit.FULL, "r1": Limit.MAX_KV_USAGE}

@@ -26,12 +26,12 @@ def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Weights().tie = 1.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        Limits().max_kv_usage = None  # type: ignore[misc]
+        Limits().max_kv_usage = 0.9  # type: ignore[misc]
 
 
 def test_the_weights_are_the_start_values_of_the_policy() -> None:
     assert Weights() == Weights(stickiness=15.0, decode=0.25, home_slack=0.1, tie=0.005)
-    assert Limits() == Limits(max_queued_requests=32, max_backlog_seconds=18.0, max_kv_usage=0.95)
+    assert Limits() == Limits(max_queued_requests=32, max_backlog_seconds=18.0, max_kv_usage=None)
 
 
 # The score.
@@ -215,6 +215,8 @@ def test_a_prompt_is_never_drawn() -> None:
 
 # Limits.
 
+ALL_LIMITS = PrefixAffinity(limits=Limits(max_kv_usage=0.95))
+
 CUTS = [
     (Limit.MAX_QUEUED_REQUESTS, {"queued": 32}, {"queued": 31}),
     (Limit.MAX_BACKLOG_SECONDS, {"backlog": 180_000.0}, {"backlog": 179_000.0}),
@@ -228,8 +230,8 @@ def test_each_limit_cuts_at_its_value_and_not_below(
 ) -> None:
     # The deepest holder, and so much cheaper for a long prompt that only a limit can keep it from winning.
     free = reading("b", uncached=500_000.0, cold=500_000.0)
-    assert pick(FakeView([holder("a", **under), free])) == Candidate("a", Reason.HOLDER)
-    assert pick(FakeView([holder("a", **over), free])) == Candidate("b", Reason.SPILL, {"a": limit})
+    assert pick(FakeView([holder("a", **under), free]), policy=ALL_LIMITS) == Candidate("a", Reason.HOLDER)
+    assert pick(FakeView([holder("a", **over), free]), policy=ALL_LIMITS) == Candidate("b", Reason.SPILL, {"a": limit})
 
 
 @pytest.mark.parametrize(("limit", "over", "under"), CUTS, ids=[limit for limit, _, _ in CUTS])
@@ -264,7 +266,11 @@ def test_backlog_seconds_are_counted_beyond_the_shortest_wait_and_at_each_ones_s
 
 
 def test_kv_usage_that_nobody_knows_cuts_nobody() -> None:
-    assert pick(FakeView([holder("a", kv_usage=None), reading("b")])).replica == "a"
+    assert pick(FakeView([holder("a", kv_usage=None), reading("b")]), policy=ALL_LIMITS).replica == "a"
+
+
+def test_a_holder_whose_cache_is_in_use_keeps_its_prompts_unless_a_limit_is_set() -> None:
+    assert pick(FakeView([holder("a", kv_usage=1.0), reading("b")])) == Candidate("a", Reason.HOLDER)
 
 
 def test_three_of_four_over_a_limit_leave_the_fourth_to_take_all() -> None:
@@ -287,7 +293,7 @@ def test_limits_hold_for_a_request_without_a_prompt_too() -> None:
 def test_when_all_are_cut_the_answer_is_to_wait_for_the_limit_that_cut_the_most(asked: Ask) -> None:
     view = FakeView([reading("a", queued=40), reading("b", kv_usage=0.99), reading("c", kv_usage=0.96)])
     cuts = {"a": Limit.MAX_QUEUED_REQUESTS, "b": Limit.MAX_KV_USAGE, "c": Limit.MAX_KV_USAGE}
-    assert PrefixAffinity().pick(asked, view, 7.5, RNG) == Wait(Limit.MAX_KV_USAGE, 7.5, cuts)
+    assert ALL_LIMITS.pick(asked, view, 7.5, RNG) == Wait(Limit.MAX_KV_USAGE, 7.5, cuts)
 
 
 def test_the_only_eligible_replica_is_not_above_the_limits() -> None:

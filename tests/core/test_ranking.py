@@ -182,7 +182,7 @@ def test_a_request_without_a_prompt_goes_to_the_least_loaded_of_a_large_fleet() 
 
 
 def test_whom_a_limit_cuts_is_told_of_a_large_fleet_too() -> None:
-    fleet = fleet_of(LEAST)
+    fleet = fleet_of(LEAST, PrefixAffinity(limits=Limits(max_kv_usage=0.95)))
     fleet.sampled("r3", EngineSample(0.0, kv_usage=0.97))
     fleet.full("r4", 1.0)
     assert routed(fleet, ask(("a", 4))).cuts == {"r3": Limit.MAX_KV_USAGE, "r4": Limit.FULL}

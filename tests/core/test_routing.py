@@ -19,6 +19,7 @@ from tests.core.worlds import MODEL, Arrival, World, answered, ask, fleet_of, le
 RNG = Random(0)
 PATIENT = FleetSettings(stall=1e9)
 UNLIMITED = PrefixAffinity(limits=Limits(None, None, None))
+KV_LIMITED = PrefixAffinity(limits=Limits(max_kv_usage=0.95))
 
 
 def burst(fleet: Fleet, asks: Iterator[Ask]) -> list[str]:
@@ -303,7 +304,7 @@ def test_gauges_that_lag_do_not_hide_what_was_dispatched_since() -> None:
 
 def test_three_of_four_over_a_limit_leave_everything_to_the_fourth_and_all_over_it_is_a_wait() -> None:
     """[B57]"""
-    fleet = fleet_of(4)
+    fleet = fleet_of(4, KV_LIMITED)
     for replica in ("r0", "r1", "r2"):
         fleet.sampled(replica, EngineSample(0.0, kv_usage=0.97))
     assert {routed(fleet, ask((f"prompt {who}", 4))).replica for who in range(20)} == {"r3"}

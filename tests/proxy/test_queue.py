@@ -14,6 +14,7 @@ from tests.rig import Rig, scripted, until
 from tests.scripted import Call, Script, ScriptedReplica, hang, whole
 
 ONE_AT_A_TIME = {"max_concurrency": 1}
+KV_LIMIT = {"max_kv_usage": 0.95}
 
 
 def gauges(usage: float) -> str:
@@ -142,7 +143,9 @@ async def served(rig: Rig, count: int) -> list[Answer]:
 
 
 async def test_replicas_whose_cache_is_full_get_nothing_while_another_has_room() -> None:
-    async with scripted(*repeat(whole(), 4), health={"interval": "50ms"}) as (rig, replicas):
+    async with scripted(
+        *repeat(whole(), 4), routing={"spill": KV_LIMIT}, health={"interval": "50ms"}
+    ) as (rig, replicas):
         for replica in replicas[:3]:
             replica.metrics = gauges(0.99)
         replicas[3].metrics = gauges(0.5)
@@ -155,8 +158,8 @@ async def test_replicas_whose_cache_is_full_get_nothing_while_another_has_room()
 
 
 async def test_when_all_are_over_a_limit_it_is_429_and_not_503() -> None:
-    queue = {"queue": {"max_seconds": 0.2}}
-    async with scripted(whole(), whole(), routing=queue, health={"interval": "50ms"}) as (rig, replicas):
+    settings = {"queue": {"max_seconds": 0.2}, "spill": KV_LIMIT}
+    async with scripted(whole(), whole(), routing=settings, health={"interval": "50ms"}) as (rig, replicas):
         for replica in replicas:
             replica.metrics = gauges(0.99)
         members = rig.worker.fleet.replicas
