@@ -16,6 +16,7 @@ _SEQUENCE, _UTC_TIME, _VERSION = 0x30, 0x17, 0xA0
 """Tags of DER (X.690) that a certificate's validity is found by (RFC 5280, section 4.1)."""
 
 _PAIRS = (("certificate", "key", ("tls",)), ("replicas_certificate", "replicas_key", ("tls", "replicas")))
+_REDIS = ("gossip", "tls")
 _CAS = (("client_ca", ("tls", "client_ca_file")), ("replicas_ca", ("tls", "replicas", "ca_file")))
 
 _NOT_ITS_KEY = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
@@ -39,7 +40,7 @@ def examine(pems: Pems, now: datetime) -> list[Finding]:
     for certificate, key, section in _PAIRS:
         shown, private = getattr(pems, certificate), getattr(pems, key)
         if shown is not None and private is not None:
-            found += _pair(shown, private, section, now)
+            found += _pair(shown, private, (*section, "certificate_file"), (*section, "key_file"), now)
     for name, path in _CAS:
         pem = getattr(pems, name)
         if pem is not None:
@@ -47,9 +48,20 @@ def examine(pems: Pems, now: datetime) -> list[Finding]:
     return found
 
 
-def _pair(certificate: bytes, key: bytes, section: Path, now: datetime) -> Iterator[Finding]:
+def examine_redis(ca: bytes | None, certificate: bytes | None, key: bytes | None, now: datetime) -> list[Finding]:
+    """The same of the section `gossip.tls`, where the certificate's file may hold the key, too."""
+    found: list[Finding] = []
+    of_certificate, of_key = (*_REDIS, "cert_file"), (*_REDIS, "key_file")
+    if certificate is not None:
+        held = certificate if key is None else key
+        found += _pair(certificate, held, of_certificate, of_certificate if key is None else of_key, now)
+    if ca is not None:
+        found += _trusted(ca, (*_REDIS, "ca_file"), now)
+    return found
+
+
+def _pair(certificate: bytes, key: bytes, of_certificate: Path, of_key: Path, now: datetime) -> Iterator[Finding]:
     """A certificate and what should be its key."""
-    of_certificate, of_key = (*section, "certificate_file"), (*section, "key_file")
     texts = tls.certificates(certificate)
     if not texts:
         yield _no_certificate(certificate, of_certificate)

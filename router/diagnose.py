@@ -24,6 +24,7 @@ _TOGETHER: tuple[tuple[Path, Path], ...] = (
     (("tls", "client_ca_file"), ("tls", _CERTIFICATE)),
     (("tls", "replicas", _CERTIFICATE), ("tls", "replicas", _KEY)),
     (("tls", "replicas", _KEY), ("tls", "replicas", _CERTIFICATE)),
+    (("gossip", "tls", "key_file"), ("gossip", "tls", "cert_file")),
 )
 """The first means nothing without the second."""
 

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path as File
 from typing import NamedTuple
 
-from router.certificates import examine
+from router.certificates import examine, examine_redis
 from router.config import Config, tree, validate
 from router.diagnose import LEAST, Doctor
 from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, nearest
 from router.document import Document, parse
 from router.settings import ITEM, Section, Setting, find, walk
-from router.tls import PEM_SETTINGS, Pems
+from router.tls import PEM_SETTINGS, REDIS_PEM_SETTINGS, Pems
 from router.values import literal, written
 
 MAX_BYTES = 1 << 20
@@ -107,26 +107,31 @@ class Loaded:
         ), found
 
     def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
-        """What the files of the section `tls` hold, and everything that is wrong with it, warnings included."""
+        """What the files of the section `tls` hold, and everything that is wrong with it and with the files of
+        `gossip.tls`, warnings included."""
         problems: list[Problem] = []
-        texts: list[bytes | None] = []
-        for setting in PEM_SETTINGS:
-            path: Path = tuple(setting.split("."))
-            name, text = self._named(path), None
-            if name is not None and "-----BEGIN" in name:
-                why = f"`{path[-1]}` is the name of a file, and not what it holds"
-                problems.append(self.problem("H140", path, why))
-            elif name is not None:
-                try:
-                    text = _read(self._beside(name))
-                except (OSError, ValueError) as error:  # ValueError: a name that no file can have.
-                    why = f"the file {name} cannot be read: {getattr(error, 'strerror', None) or error}"
-                    problems.append(self.problem("H140", path, why, "is it there, and may this user read it?"))
-            texts.append(text)
-        pems = Pems(*texts)
-        for code, path, message, remedy in examine(pems, now):
+        pems = Pems(*[self._pem(setting, problems) for setting in PEM_SETTINGS])
+        redis = [self._pem(setting, problems) for setting in REDIS_PEM_SETTINGS]
+        for code, path, message, remedy in [*examine(pems, now), *examine_redis(*redis, now)]:
             problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
         return pems, problems
+
+    def _pem(self, setting: str, problems: list[Problem]) -> bytes | None:
+        """What the file holds that a setting names, if it names one and that can be read."""
+        path: Path = tuple(setting.split("."))
+        name = self._named(path)
+        if name is None:
+            return None
+        if "-----BEGIN" in name:
+            why = f"`{path[-1]}` is the name of a file, and not what it holds"
+            problems.append(self.problem("H140", path, why))
+            return None
+        try:
+            return _read(self._beside(name))
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have.
+            why = f"the file {name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            problems.append(self.problem("H140", path, why, "is it there, and may this user read it?"))
+            return None
 
     def _named(self, path: Path) -> str | None:
         """The name of a file that a plain section of settings has."""

@@ -31,6 +31,9 @@ PEM_SETTINGS = (
 )
 """The settings that name files, in the order of Pems."""
 
+REDIS_PEM_SETTINGS = ("gossip.tls.ca_file", "gossip.tls.cert_file", "gossip.tls.key_file")
+"""Those that Redis' library reads, each time it connects."""
+
 
 class Pems(NamedTuple):
     """What these files hold; None where there is no such file."""

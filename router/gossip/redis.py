@@ -80,6 +80,10 @@ class Access:
                 "ssl_certfile": self.cert_file,
                 "ssl_keyfile": self.key_file,
             }
+            if (
+                self.form != "cluster"
+            ):  # Which knows no such option. Without it OpenSSL asks at the terminal, and waits.
+                options["ssl_password"] = ""
         return options
 
     def credentials(self) -> dict[str, Any]:

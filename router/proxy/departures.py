@@ -37,7 +37,8 @@ class Departures:
             self._epoll.unregister(descriptor)
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Watch nobody any more; who is still watched may be forgotten later."""
+        self._watched.clear()
         if self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()

@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = 0.0  # When it opened, last had an answer whole, began a request or its body, or was to close.
         self._part = Part.NONE
         self._held = 0
-        self._closes = self._paused = self._last = self._lingers = self._excess = False
+        self._closes = self._paused = self._last = self._ended = self._lingers = self._excess = False
         self._unread: int | None = None  # The descriptor, while it is not read from.
         self._transport: asyncio.Transport
         self._peer: Peer
@@ -92,8 +92,8 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that closes its writing side has left, or asks nothing more (proxy.half_close): then it gets what it
         has asked for. False closes the connection."""
-        if self._proxy.half_close and self._scheme == "http" and (self._exchange is not None or self._more()):
-            self._last = True
+        if self._may_half_close and (self._exchange is not None or self._more()):
+            self._last = self._ended = True
             return True
         if self._exchange is not None:
             self._transport.abort()  # To close in order would wait for a client that may never read the rest.
@@ -121,7 +121,9 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         if self._exchange is not None:
             self._exchange.client_paused(False)
-        elif self._more():
+            return
+        self._since = time.monotonic()  # Only now it has the last answer whole.
+        if self._more():
             self._proxy.loop.call_soon(self._go_on)
 
     # What the exchange asks and tells (context.Client).
@@ -254,11 +256,18 @@ class ClientConnection(asyncio.Protocol):
             self._unread = None
             self._transport.resume_reading()
         self._read(b"".join(ahead))
+        if self._ended and self._exchange is None and not (self._closes or self._more()):
+            self._close()  # What it has begun behind its last request will never be whole.
 
     def _stop_reading(self) -> None:
         self._transport.pause_reading()
         self._unread = self._transport.get_extra_info("socket").fileno()
-        self._clients.departures.watch(self._unread, self._transport.abort, self._proxy.half_close)
+        self._clients.departures.watch(self._unread, self._transport.abort, self._may_half_close)
+
+    @property
+    def _may_half_close(self) -> bool:
+        """Whether a client that has closed its writing side is still there; in TLS that closes both."""
+        return self._proxy.half_close and self._scheme == "http"
 
     def _refuse(self, error: WireError) -> None:
         """Answer what is no request, or one too many, and close: where the next one would begin is not known."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 import httptools
@@ -38,6 +39,10 @@ DYING_SECONDS = 0.05
 DYING_TRIES = 3
 """While a kernel clears away a killed process, its listening socket may outlive its connections and still take new ones
 (Linux closes the files of a process newest first); these are reset within a millisecond or two."""
+
+DRAIN_SECONDS = 1.0
+"""How long the rest of an answer that nobody wants may take: a refusal has some hundred bytes, which come with its head
+or right behind it."""
 
 
 class Address(NamedTuple):
@@ -106,8 +111,9 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def drain(self) -> None:
-        """Let the rest of the response pass unheard, and keep the connection if it ends well."""
+        """Let the rest of the response pass unheard, and keep the connection if it soon ends well."""
         self._sender = None
+        self._pool.later(DRAIN_SECONDS, self._end_unheard)
 
     def pause(self, paused: bool) -> None:
         """Stop or go on reading: the client is slower than the replica."""
@@ -188,6 +194,12 @@ class Connection(asyncio.Protocol):
             sender.on_response(response, body)
         if self._busy:
             response.pieces.clear()
+
+    def _end_unheard(self) -> None:
+        """The rest of a response has had its time. No timer is cancelled when it ends well, so there may be none left,
+        or that of a later response, which then has had less: both only cost a connection."""
+        if self._busy and self._sender is None:
+            self._transport.abort()
 
     def _lose(self, garbled: bool = False) -> None:
         sender, self._sender, self._busy = self._sender, None, False
@@ -278,6 +290,10 @@ class Pool:
         if words != self._complaint:
             self._complaint = words
             log.error("replica at %s:%d: TLS fails: %s", self.address.host, self.address.port, words)
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        """Have a connection's work done in so many seconds."""
+        self._loop.call_later(seconds, work)
 
     def made(self, connection: Connection) -> None:
         """A connection is open."""

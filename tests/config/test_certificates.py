@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.certificates import examine, expiries, validity
+from router.certificates import examine, examine_redis, expiries, validity
 from router.tls import Pems, certificates
 from tests.authority import openssl
 
@@ -29,6 +29,19 @@ def test_a_good_pair_and_a_good_ca_are_nothing_to_tell_of() -> None:
     pair = (ROUTER.certificate, ROUTER.key)
     assert codes(Pems()) == []
     assert codes(Pems(*pair, pem("ca.pem"), pem("ca.pem"), *pair)) == []
+
+
+def test_what_is_for_redis_may_hold_certificate_and_key_in_one_file() -> None:
+    certificate, key, ca = pem("router.pem"), pem("router.key"), pem("ca.pem")
+
+    def found(*files: bytes | None) -> list[tuple[str, str]]:
+        return [(code, ".".join(map(str, path))) for code, path, *_ in examine_redis(*files, NOW)]
+
+    assert found(None, None, None) == found(ca, certificate, key) == found(ca, key + certificate, None) == []
+    assert found(None, certificate, None) == [("H141", "gossip.tls.cert_file")]
+    assert found(None, certificate, pem("locked.key")) == [("H143", "gossip.tls.key_file")]
+    assert found(None, certificate, pem("other.key")) == [("H142", "gossip.tls.key_file")]
+    assert found(key, None, None) == [("H141", "gossip.tls.ca_file")]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ import socket
 
 import pytest
 
+from router.core.record import Phase
 from router.proxy.departures import Departures
-from tests.browser import connected, get
+from tests.browser import chat, connected, get, post
 from tests.rig import scripted, until
-from tests.scripted import HOST, whole
+from tests.scripted import HOST, hang, whole
 
 
 class Pair:
@@ -98,6 +99,17 @@ async def test_one_who_is_told_of_may_have_another_forgotten_that_left_in_the_sa
         await soon()
         assert (pair.left, raised) == (1, [])
     departures.close()
+
+
+async def test_a_client_that_is_not_read_ends_with_a_drain_like_any_other() -> None:
+    """Its connection is lost after the watch has closed, and the exchange must hear of it all the same."""
+    async with scripted(hang, drain={"timeout": "100ms"}) as (rig, [replica]), connected(rig) as client:
+        await client.send(chat())
+        await until(lambda: replica.calls)
+        await client.send(post("/v1/anything", b"x" * 1_000_000))
+        await until(lambda: not rig.client._transport.is_reading())
+        await rig.stop()
+        assert (len(rig.worker.clients), rig.record.left) == (0, Phase.WAITING)
 
 
 async def test_both_ends_of_a_router_are_probed_when_they_are_silent() -> None:

@@ -224,3 +224,23 @@ async def test_a_client_that_closes_its_writing_side_within_a_request_has_left(d
         await until(lambda: not rig.client._reader.idle or not data)
         client.shut()
         assert await client.closed()
+
+
+@pytest.mark.parametrize("data", [get("/health")[:-1], begun(10) + b"x"], ids=["head", "body"])
+async def test_and_one_that_does_so_within_a_request_behind_others_is_not_waited_for(data: bytes) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await whole(b"ok")(call)
+
+    async with one_client(script, proxy={"half_close": True}) as (rig, [replica], client):
+        await client.send(chat())
+        await until(lambda: replica.calls)
+        await client.send(data)
+        await until(lambda: rig.client._ahead_size == len(data))
+        client.shut()
+        await until(lambda: rig.client._last)
+        go_on.set()
+        assert (await client.answer()).body == b"ok"
+        assert await client.closed()

@@ -4,6 +4,7 @@ Times are set so short that a test is quick, and others so long that they cannot
 """
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -118,6 +119,16 @@ async def test_a_connection_without_a_request_closes_without_a_word() -> None:
 def test_each_mib_begun_of_a_body_has_its_own_time(waited: float, received: int, is_over: bool) -> None:
     assert body_over(30.0, waited, received) is is_over
     assert not body_over(None, waited, received)
+
+
+async def test_the_time_between_two_requests_begins_when_the_answer_has_been_taken() -> None:
+    async with scripted(whole(), timeouts=only(keep_alive="1s")) as (rig, _), connected(rig) as client:
+        await client.asks(get("/health"), "GET")
+        rig.client.pause_writing()
+        await asyncio.sleep(1.1)
+        rig.client.resume_writing()
+        rig.client.sweep(time.monotonic())
+        assert (await client.asks(get("/health"), "GET")).status == 200
 
 
 # Replicas that do not answer.

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -267,6 +269,20 @@ async def test_a_client_that_says_it_is_done_has_left(authority: Authority) -> N
         writer.close()
         await asyncio.wait_for(replica.calls[0].gone.wait(), 2.0)
         await writer.wait_closed()
+
+
+async def test_a_client_that_is_not_read_has_left_when_it_closes_half_whatever_is_let_without_tls(
+    authority: Authority,
+) -> None:
+    async with secured(authority, hang, proxy={"half_close": True}) as (rig, [replica]), connected(rig) as client:
+        await client.send(chat())
+        await until(lambda: replica.calls)
+        await client.send(post("/v1/anything", b"x" * 1_000_000)[:100_000])
+        await until(lambda: not rig.client._transport.is_reading())
+        with socket.socket(fileno=os.dup(client._writer.get_extra_info("socket").fileno())) as line:
+            line.shutdown(socket.SHUT_WR)
+        await asyncio.wait_for(replica.calls[0].gone.wait(), WITHIN)
+        await rig.quiet()
 
 
 async def test_a_client_that_reads_nothing_holds_its_replica_back_and_costs_little(authority: Authority) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from router.proxy.responses import ResponseReader
-from router.proxy.upstream import IDLE_SECONDS, MAX_IDLE, Address, Connection, Loss, Pool
+from router.proxy.upstream import DRAIN_SECONDS, IDLE_SECONDS, MAX_IDLE, Address, Connection, Loss, Pool
 from tests.proxy.hand import FakeTransport, HandLoop
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -164,6 +164,24 @@ async def test_the_rest_of_a_drained_answer_passes_unheard_and_the_connection_is
     transport.protocol.data_received(ANSWER[-1:])
     assert (len(sender.heard), sender.losses) == (1, [])
     assert replica.pool.take() is connection
+
+
+async def test_the_rest_of_a_drained_answer_does_not_hold_its_connection_for_ever(replica: Replica) -> None:
+    sender, connection, transport = await replica.sent()
+    transport.protocol.data_received(ANSWER[:-1])
+    connection.drain()
+    replica.loop.advance(DRAIN_SECONDS + 0.1)
+    assert (transport.ended, replica.pool.open, sender.losses) == ("abort", 0, [])
+
+
+async def test_a_connection_that_was_drained_well_carries_a_long_answer_after_it(replica: Replica) -> None:
+    _, connection, transport = await replica.sent()
+    connection.drain()
+    transport.protocol.data_received(ANSWER)
+    assert replica.pool.take() is connection
+    connection.send(Sender(), HEAD, b"", to_head=False)
+    replica.loop.advance(DRAIN_SECONDS + 0.1)
+    assert transport.ended is None
 
 
 async def test_reading_stops_and_goes_on_as_told(replica: Replica) -> None:
