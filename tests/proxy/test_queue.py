@@ -143,9 +143,10 @@ async def served(rig: Rig, count: int) -> list[Answer]:
 
 
 async def test_replicas_whose_cache_is_full_get_nothing_while_another_has_room() -> None:
-    async with scripted(
-        *repeat(whole(), 4), routing={"spill": KV_LIMIT}, health={"interval": "50ms"}
-    ) as (rig, replicas):
+    async with scripted(*repeat(whole(), 4), routing={"spill": KV_LIMIT}, health={"interval": "50ms"}) as (
+        rig,
+        replicas,
+    ):
         for replica in replicas[:3]:
             replica.metrics = gauges(0.99)
         replicas[3].metrics = gauges(0.5)
