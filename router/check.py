@@ -35,7 +35,7 @@ def check(
     output: Annotated[Output, typer.Option(help="How to tell.")] = Output.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     files: Annotated[
-        bool, typer.Option("--files/--no-files", help="Whether the certificates that `tls` names are read, too.")
+        bool, typer.Option("--files/--no-files", help="Whether the files of `tls` and `gossip.tls` are read, too.")
     ] = True,
 ) -> None:
     """Check a configuration, HOMING__* variables included. Connects to nothing.

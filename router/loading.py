@@ -111,8 +111,8 @@ class Loaded:
         `gossip.tls`, warnings included."""
         problems: list[Problem] = []
         pems = Pems(*[self._pem(setting, problems) for setting in PEM_SETTINGS])
-        redis = [self._pem(setting, problems) for setting in REDIS_PEM_SETTINGS]
-        for code, path, message, remedy in [*examine(pems, now), *examine_redis(*redis, now)]:
+        ca, certificate, key = [self._pem(setting, problems) for setting in REDIS_PEM_SETTINGS]
+        for code, path, message, remedy in [*examine(pems, now), *examine_redis(ca, certificate, key, now)]:
             problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
         return pems, problems
 

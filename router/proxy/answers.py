@@ -65,11 +65,12 @@ def error(
 
 
 def broken_event(message: str, code: str, style: Style) -> bytes:
-    """The event that ends a stream whose replica is gone, in the stream's own format."""
+    """The event that ends a stream whose replica is gone or late, in the stream's own format."""
     if style is Style.RESPONSES:
         event = {"type": "error", "code": code, "message": message, "param": None}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
-    body = error(502, message, code, style).body
+    late = code.startswith("timeout_")  # As bounds.Late names them.
+    body = error(504 if late else 502, message, code, style).body
     return b"event: error\ndata: %b\n\n" % body if style is Style.ANTHROPIC else b"data: %b\n\n" % body
 
 

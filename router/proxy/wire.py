@@ -216,4 +216,5 @@ class RequestReader:
         return WireError(431, "bad_request", f"the request's head is larger than limits.head, {self.max_head} bytes")
 
     def _too_large(self) -> WireError:
-        return WireError(413, "too_large", f"the request's body is larger than limits.body, {self.max_body} bytes")
+        lesser = "the lesser of limits.body and limits.buffered"
+        return WireError(413, "too_large", f"the request's body is larger than {self.max_body} bytes, {lesser}")

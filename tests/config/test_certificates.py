@@ -34,8 +34,8 @@ def test_a_good_pair_and_a_good_ca_are_nothing_to_tell_of() -> None:
 def test_what_is_for_redis_may_hold_certificate_and_key_in_one_file() -> None:
     certificate, key, ca = pem("router.pem"), pem("router.key"), pem("ca.pem")
 
-    def found(*files: bytes | None) -> list[tuple[str, str]]:
-        return [(code, ".".join(map(str, path))) for code, path, *_ in examine_redis(*files, NOW)]
+    def found(ca: bytes | None, shown: bytes | None, private: bytes | None) -> list[tuple[str, str]]:
+        return [(code, ".".join(map(str, path))) for code, path, *_ in examine_redis(ca, shown, private, NOW)]
 
     assert found(None, None, None) == found(ca, certificate, key) == found(ca, key + certificate, None) == []
     assert found(None, certificate, None) == [("H141", "gossip.tls.cert_file")]

@@ -110,6 +110,7 @@ async def test_a_body_that_never_finds_room_is_too_large() -> None:
     async with scripted(whole(), limits={"buffered": "1MiB", "body": "4MiB"}) as (rig, [replica]):
         answer = await asked(rig, post("/v1/anything", b"x" * (2 * MIB)))
         assert (answer.status, answer.code, replica.calls) == (413, "too_large", [])
+        assert b"1048576 bytes, the lesser of limits.body and limits.buffered" in answer.body
 
 
 async def test_a_stream_holds_no_body_once_it_has_begun() -> None:

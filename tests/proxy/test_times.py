@@ -170,7 +170,7 @@ ENDS = {
     "openai": (chat(stream=True), b'data: {"error":{"message":"The replica sent nothing more for timeouts.idle."'),
     "anthropic": (
         post("/v1/messages", {"model": "sim", "messages": [], "stream": True}),
-        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"The replica sent nothing more',
+        b'event: error\ndata: {"type":"error","error":{"type":"timeout_error","message":"The replica sent nothing more',
     ),
     "responses": (
         post("/v1/responses", {"model": "sim", "input": "hello", "stream": True}),
