@@ -12,7 +12,7 @@ import pytest
 
 from loadtests.redisserver import RedisServer, redis_server
 from router.core.types import ReplicaId
-from router.gossip.messages import unpacked
+from router.gossip.messages import Batch, Load, unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.rig import until
 from tests.scripted import ScriptedReplica
@@ -131,7 +131,7 @@ async def test_a_router_that_joins_knows_the_load_of_the_others_before_it_serves
         first = await fleet.add("a")
         streams = [Stream(first, f"{number} " * 400) for number in range(4)]
         await until(lambda: all(stream.chunks for stream in streams), WITHIN)
-        await asyncio.sleep(1.1)  # A heartbeat, after which it is written down.
+        await told(server, first, 4)
         second = await fleet.add("b")
         assert sum(others(second).values()) == 4
         engine.end()
@@ -157,6 +157,21 @@ async def test_a_router_that_joins_sends_known_prompts_where_the_others_do_from_
         await link(second).stop()
         third = await fleet.add("c")
         assert [(await third.chat(prompt)).headers["x-homing-replica"] for prompt in prompts] == sent
+
+
+async def told(server: RedisServer, router: Crewed, requests: int) -> None:
+    """Wait until one who joins can read that this router has so many requests under way."""
+    sharing = link(router)
+    key = sharing._state(sharing.name)
+
+    async def is_there() -> bool:
+        async with server.client() as client:
+            value = await client.get(key)
+        batch = None if value is None else sharing._codec.decode(sharing.seal.open(value, key.encode()))
+        loads = [each.loads for each in batch.news if isinstance(each, Load)] if isinstance(batch, Batch) else []
+        return any(sum(row[0] for row in each.values()) == requests for each in loads)
+
+    await eventually(is_there)
 
 
 async def written(server: RedisServer, router: Crewed) -> None:
