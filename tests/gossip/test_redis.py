@@ -231,7 +231,7 @@ async def test_nothing_that_is_in_redis_tells_what_was_asked(tmp_path: Path) -> 
         await acquainted(first, second)
         await first.chat("tell nobody this sentence " * 100)
         await until(lambda: sum(held(second).values()) > 0, WITHIN)
-        await asyncio.sleep(1.2)
+        await written(server, first)
         values = [await client.get(key) or b"" for key in await client.keys() if await client.type(key) == b"string"]
         news = []
         while (message := await seen.get_message(timeout=0.2)) is not None:
