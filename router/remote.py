@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+WIDTH = 4096
+"""Columns of what is printed, so that no cell is ever cut: a pipe has no width, and a terminal breaks lines itself."""
+
 UNREACHABLE = 4
 """Exit code when the admin port does not answer (UX R5)."""
 
@@ -57,7 +60,8 @@ def explain(
     """Show where a running router would send a request now, and why. Nothing is sent.
 
     The score's columns are seconds: own wait and prefill, stickiness of cold tokens, decoding beside the others,
-    interruption by recent prefills; the least total wins, ties go in ring order.
+    interruption by recent prefills; the least total wins, ties go in ring order. Exit code 0: explained, 1: it cannot
+    be, for what is no request that is routed by its prompt, 4: no router answers.
 
     Examples:
 
@@ -70,10 +74,13 @@ def explain(
     except OSError as error:
         _complain(f"{file}: cannot be read: {error.strerror}", 2)
     answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)), "decision")
+    why = answer.get("unexplained")
     if json:
         Console().print_json(data=answer)
-    else:
+    elif why is None:
         _print(answer)
+    if why is not None:
+        _complain(f"not explained: {why}", INVALID)
 
 
 def status(admin: Admin = URL, json: AsJson = False) -> None:
@@ -243,8 +250,9 @@ def _complain(text: str, code: int) -> NoReturn:
 
 def _print(answer: dict[str, Any]) -> None:
     prompt, key, decision = answer["prompt"], answer["key"], answer["decision"]
-    console = Console()
+    console = Console(width=WIDTH)
     depth = f"{key['depth_blocks']} blocks deep" if key["depth_blocks"] else "the whole prompt"
+    console.print(f"request  {answer['endpoint']}, model {answer['model']}", highlight=False, markup=False)
     console.print(f"prompt   {prompt['bytes']} bytes, about {prompt['tokens']} tokens, {prompt['blocks']} blocks")
     console.print(f"key      {key['hash']}, {depth}; ring order {', '.join(answer['ring_order']) or '(none)'}")
     table = Table(box=None, pad_edge=False)
@@ -257,7 +265,7 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(width=WIDTH)
     word = "ready" if ready.status == 200 else "not ready"
     console.print(f"router   {word}, {fleet['workers']} workers, policy {fleet['policy']}", highlight=False)
     for line in [] if ready.status == 200 else ready.text.strip().splitlines():

@@ -36,6 +36,7 @@ class Port:
         self.rights = Rights(token=TOKEN)
         self.refreshed = 0
         self.explained: list[tuple[str, bytes]] = []
+        self.explanation = b'{"decision": "route"}'
         self.reloads = 0
         self.reloaded: tuple[bool, dict[str, Any]] = (True, {"changed": ["a 1 -> 2"], "needs_restart": []})
         self.drains: list[tuple[str, bool]] = []
@@ -45,7 +46,7 @@ class Port:
 
     async def explain(self, path: str, body: bytes) -> bytes | None:
         self.explained.append((path, body))
-        return b'{"decision": "route"}' if self.answers else None
+        return self.explanation if self.answers else None
 
     async def reload(self) -> tuple[bool, dict[str, Any]]:
         self.reloads += 1

@@ -1,6 +1,7 @@
 """The commands that ask a running router, against an admin port that a test answers for."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -151,6 +152,51 @@ async def test_explain_asks_with_the_body_of_a_file(url: str, port: Port, tmp_pa
     assert await command("explain", "-f", str(file), "--json", "--path", "/v1/messages", "--admin", url) == 0
     assert port.explained == [("/v1/messages", b"{}")]
     assert '"decision": "route"' in capsys.readouterr().out
+
+
+LONG = "replica-of-a-stateful-set-with-a-name-as-long-as-names-are-in-large-fleets"
+EXPLAINED = {
+    "endpoint": "chat",
+    "model": "llama",
+    "unexplained": None,
+    "prompt": {"bytes": 2048, "tokens": 512, "blocks": 4},
+    "key": {"hash": "00ff", "depth_blocks": 2},
+    "ring_order": [f"{LONG}-{i}" for i in range(8)],
+    "candidates": [
+        {"replica": f"{LONG}-0", "state": "ready", "cut": None}
+        | {f"{name}_tokens": 1234567 for name in ("cached", "uncached", "cold", "backlog")}
+        | {"score_seconds": {name: 1234.5 for name in ("prefill", "cold", "context", "interruption", "total")}}
+    ],
+    "decision": {"answer": "route", "replica": f"{LONG}-0", "reason": "holder"},
+}
+
+
+async def test_an_explanation_is_printed_whole_where_no_terminal_gives_a_width(
+    url: str, port: Port, tmp_path: Path, capsys: Output
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    port.explanation = json.dumps(EXPLAINED).encode()
+    assert await command("explain", "-f", str(file), "--admin", url) == 0
+    request, _, key, head, row, decision = capsys.readouterr().out.splitlines()
+    assert request == "request  chat, model llama"
+    assert key.endswith(f"{LONG}-6, {LONG}-7")
+    assert head.split()[-2:] == ["interrupt.", "score"]
+    assert row.split() == [f"{LONG}-0", "ready", *["1234567"] * 4, *["1234.5000"] * 5]
+    assert decision == f"decision answer: route, replica: {LONG}-0, reason: holder"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+async def test_what_cannot_be_explained_fails_and_says_why(
+    url: str, port: Port, form: tuple[str, ...], tmp_path: Path, capsys: Output
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text("no JSON")
+    port.explanation = json.dumps(EXPLAINED | {"unexplained": "there is no prompt"}).encode()
+    assert await command("explain", "-f", str(file), *form, "--admin", url) == 1
+    told = capsys.readouterr()
+    assert told.err == "homing: not explained: there is no prompt\n"
+    assert bool(told.out) == bool(form)
 
 
 # Who answers is no router, or none in time.
