@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from router.admin import api
 from router.cli import main
 from router.core.types import EngineSample, State
+from tests.admin.routers import replicas_of, router_over
 from tests.admin.test_api import TOKEN, Port
 
 NOBODY = "http://127.0.0.1:9"
@@ -165,7 +166,7 @@ EXPLAINED = {
     "candidates": [
         {"replica": f"{LONG}-0", "state": "ready", "cut": None}
         | {f"{name}_tokens": 1234567 for name in ("cached", "uncached", "cold", "backlog")}
-        | {"score_seconds": {name: 1234.5 for name in ("prefill", "cold", "context", "interruption", "total")}}
+        | {"score_seconds": dict.fromkeys(("prefill", "cold", "context", "interruption", "total"), 1234.5)}
     ],
     "decision": {"answer": "route", "replica": f"{LONG}-0", "reason": "holder"},
 }
@@ -226,7 +227,26 @@ async def test_an_answer_of_something_else_is_no_routers(
     stranger.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(answer), answer)
     words = (*name, "--admin", stranger.url, *(() if name == ("status",) else ("--token-file", str(token))))
     assert await command(*words) == 4
-    assert "no router answers (what answers is something else)" in capsys.readouterr().err
+    assert "no router answers (what answers is something else, with status 200)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ['{"detail":"Not Found"}', '{"error":{"message":"Not Found","type":"x"}}', "gone"])
+async def test_an_error_of_something_else_is_no_routers(answer: str, stranger: Stranger, capsys: Output) -> None:
+    stranger.answer = (
+        f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(answer)}\r\nConnection: close\r\n\r\n{answer}".encode()
+    )
+    assert await command("status", "--admin", stranger.url) == 4
+    assert "no router answers (what answers is something else, with status 404)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=lambda name: name[0])
+async def test_the_clients_port_is_told_from_the_admin_port(name: tuple[str, ...], token: Path, capsys: Output) -> None:
+    async with replicas_of(1) as replicas, router_over(replicas) as router:
+        url = router.url
+        words = (*name, "--admin", url, *(() if name == ("status",) else ("--token-file", str(token))))
+        assert await command(*words) == 4
+        said = capsys.readouterr().err
+        assert "that is the port for clients; --admin is the one of `admin.listen`, 9100 by default" in said
 
 
 async def test_an_answer_that_is_no_http_is_no_routers(stranger: Stranger, capsys: Output) -> None:
