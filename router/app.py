@@ -344,7 +344,9 @@ class Worker:
         await asyncio.sleep(min(accept, end - time.monotonic()))
         self._close_ports()
         await self.clients.gone(min(idle, end - time.monotonic()))
-        await self.clients.drain(max(0.0, end - time.monotonic()))
+        broken = await self.clients.drain(max(0.0, end - time.monotonic()))
+        if broken:
+            log.warning("%d requests had not ended within drain.timeout and were broken off", broken)
         self.waiting.close()
         for task in self._tasks:
             task.cancel()

@@ -22,10 +22,7 @@ def explain(proxy: Proxy, path: str, body: bytes) -> dict[str, Any]:
     """Where a request with this body would go now, and why. Nothing is sent. `unexplained` says why the rest is of no
     use: the request is none that is routed, or none whose prompt can be read."""
     endpoint = openai.endpoint(path, proxy.allow_paths)
-    reading = _read(proxy, endpoint, path, body)
-    ask, previous = reading.ask, reading.previous
-    if previous is not None:
-        ask = ask._replace(only=proxy.stored.get(previous))
+    ask = proxy.stored.ask(_read(proxy, endpoint, path, body))
     why = _unexplained(endpoint, path, ask)
     return {"endpoint": endpoint.name, "model": ask.model, "unexplained": why, **_told(_explained(proxy, ask))}
 

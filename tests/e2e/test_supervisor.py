@@ -92,6 +92,7 @@ async def test_a_drain_cuts_what_has_not_ended_in_its_time_and_a_second_signal_e
         router.signal(signal.SIGTERM)
         await finished(streams)
         assert (await router.ended(), [stream.whole for stream in streams]) == (0, [False] * 3)
+        await router.said("3 requests had not ended within drain.timeout and were broken off")
     async with supervised(tmp_path, Engine(), drain={"timeout": "20s", "readiness": "keep"}) as (router, _):
         streams = await streaming(router, 3)
         router.signal(signal.SIGINT)

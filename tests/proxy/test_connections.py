@@ -160,6 +160,7 @@ async def test_a_stop_ends_what_does_not_end_in_time() -> None:
         await until(lambda: replica.calls)
         await rig.stop()
         await asyncio.wait_for(replica.calls[0].gone.wait(), 2.0)
+        assert (await client.answer()).status == 503
         assert await client.closed()
 
 
