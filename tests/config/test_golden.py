@@ -32,7 +32,7 @@ def test_a_bad_file_gets_this_answer(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(GOLDEN)
     loaded, problems = inspect(Path(path.name), {})
     if loaded is not None:
-        problems = [*problems, *loaded.pems(datetime.now(UTC))[1]]
+        problems = [*problems, *loaded.files(datetime.now(UTC))[1]]
     answer = render.text(problems, path.name) + "\n"
     expected = path.with_suffix(".txt")
     if os.environ.get("UPDATE_GOLDEN"):

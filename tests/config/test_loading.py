@@ -1,5 +1,6 @@
 """File and environment -> settings: what overrides what, whence a value is, and what the bounds are."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,12 @@ def test_secrets_are_read_from_files_beside_the_configuration(file: Path) -> Non
     )
     secrets = load(file, {}).secrets()
     assert (secrets.admin_token, secrets.api_keys) == ("t0ken", {"a": "k3y"})
+
+
+def test_a_name_that_no_file_can_have_is_told_like_one_that_is_not_there(file: Path) -> None:
+    file.write_text('admin: {token_file: "a\\0b"}\n' + VALID)
+    [problem] = load(file, {}).files(datetime.now(UTC))[1]
+    assert (problem.code, "cannot be read" in problem.message) == ("H127", True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"two\nlines", "schl\u00fcssel".encode(), b"\xff\xfe"])
