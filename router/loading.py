@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from router.certificates import examine, examine_redis
 from router.config import Config, tree, validate
+from router.contradictions import contradictions
 from router.diagnose import LEAST, Doctor
 from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, mask, nearest
 from router.document import Document, parse
@@ -89,11 +90,20 @@ class Loaded:
 
     def examined(self) -> tuple[Secrets, list[Problem]]:
         """The same, and warnings of what can be used all the same."""
-        secrets, problems = self.files(datetime.now(UTC))
+        secrets, found = self.files(datetime.now(UTC))
+        problems = [*self.contradictions(), *found]
         errors = [problem for problem in problems if problem.severity is Severity.ERROR]
         if errors:
             raise ConfigError(errors)
         return secrets, problems
+
+    def contradictions(self) -> list[Problem]:
+        """Warnings of settings that have no effect beside others."""
+        return [
+            self.problem("H132", path, message, remedy)
+            for path, message, remedy in contradictions(self.config)
+            if path in self.document.places
+        ]
 
     def files(self, now: datetime) -> tuple[Secrets, list[Problem]]:
         """What the files hold that the configuration names, and everything that is wrong with them, warnings included.
@@ -216,7 +226,8 @@ def inspect(file: File, environ: Mapping[str, str] = os.environ) -> tuple[Loaded
     problems = sorted([*document.problems, *strangers, *found], key=lambda problem: _order(problem, source))
     if isinstance(valid, list) or any(problem.severity is Severity.ERROR for problem in problems):
         return None, problems
-    return Loaded(valid, document), problems
+    loaded = Loaded(valid, document)
+    return loaded, sorted([*problems, *loaded.contradictions()], key=lambda problem: _order(problem, source))
 
 
 def _order(problem: Problem, file: Source) -> tuple[bool, int, int]:
