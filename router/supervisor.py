@@ -35,7 +35,7 @@ from router.joining import LOG_FORMAT
 from router.loading import Loaded, Secrets, load
 from router.processes import CannotServe, Slot, python
 from router.render import MAX_SHOWN, is_colored, problem_text
-from router.sockets import CannotListen, is_at, listen, listen_shared
+from router.sockets import CannotListen, allow_descriptors, is_at, listen, listen_shared
 from router.values import Endpoint
 
 log = logging.getLogger("homing.supervisor")
@@ -333,6 +333,7 @@ def _url(listening: socket.socket, scheme: str = "http") -> str:
 
 
 async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> bool:
+    allow_descriptors(loaded.config.limits.connections)
     clients, admin = _sockets(loaded, workers(loaded), inherited)
     with contextlib.ExitStack() as sockets:
         for one in (*clients, admin):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -114,6 +115,17 @@ async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go(t
         await finished(streams)
         assert all(stream.whole for stream in streams)
         await until(lambda: not Path(f"/proc/{worker}").exists(), WITHIN)
+
+
+async def test_workers_get_the_descriptors_that_the_system_grants_whatever_they_begin_with(tmp_path: Path) -> None:
+    begin, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(begin, 512), most))
+    try:
+        async with supervised(tmp_path, Engine(), workers=2) as (router, _):
+            assert [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in router.workers()] == [(most, most)] * 2
+            assert router.output().count("file descriptors in a worker") <= 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (begin, most))
 
 
 RATE = 100.0
