@@ -162,7 +162,7 @@ class Supervisor:
             raise
         finally:
             os.close(theirs)
-        log.info("process %d takes over", process.pid)
+        log.info("process %d is to take over", process.pid)
         stop, ready = (self._loop.create_task(each) for each in (self._stop.wait(), _told_ready(ours)))
         serves = False
         try:
@@ -174,7 +174,9 @@ class Supervisor:
             if not serves or self._reload_next:
                 with contextlib.suppress(ProcessLookupError):  # It may have ended by itself.
                     process.send_signal(signal.SIGHUP if serves else signal.SIGTERM)
-        if not serves:
+        if serves:
+            log.info("process %d has taken over; this one ends with its last answer", process.pid)
+        else:
             what = "is not wanted any more" if self._stop.is_set() else "does not serve; this one goes on"
             log.error("process %d %s", process.pid, what)
             self._control.handing_over = False

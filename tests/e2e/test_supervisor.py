@@ -175,7 +175,7 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
         await until(lambda: len(load.statuses) > 20)
         router.write(workers=3)
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         await until(lambda: any(router.workers(pid) for pid in router.workers()), WITHIN)
         old, successor = router.pid, next(pid for pid in router.workers() if router.workers(pid))
         router.pid = successor
@@ -200,12 +200,14 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
 
 async def test_a_new_process_that_cannot_serve_leaves_the_old_one_in_its_place(tmp_path: Path) -> None:
     async with supervised(tmp_path, Engine()) as (router, _):
-        router.write(log={"level": "warning"})
+        router.write(log={"level": "debug"})
         router.signal(signal.SIGHUP)
-        await router.said("reloaded: log.level info -> warning")
+        await router.said("reloaded: log.level info -> debug")
         router.config.write_text("replicas: [")
         router.signal(signal.SIGUSR2)
         await router.said("this one goes on")
+        assert "is to take over" in router.output()
+        assert "has taken over" not in router.output()
         assert (await router.chat()).status == 200
         assert (await router.get("/readyz"))[0] == 200
 

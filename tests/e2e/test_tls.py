@@ -232,7 +232,7 @@ async def test_a_new_supervisor_takes_over_with_a_new_certificate_and_breaks_no_
         streams = await streaming(router, 10)
         second = put(authority.pair(), tmp_path)
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         await until(lambda: any(router.workers(pid) for pid in router.workers()), WITHIN)
         router.pid = next(pid for pid in router.workers() if router.workers(pid))
         await eventually(lambda: shows(router, second))
