@@ -31,6 +31,8 @@ _ANTHROPIC_KINDS = {400: "invalid_request_error", 401: "authentication_error", 4
     404: "not_found_error",
     408: "invalid_request_error",
     413: "request_too_large",
+    414: "request_too_large",
+    431: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
