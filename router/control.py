@@ -109,6 +109,7 @@ class Control:
             build(),
             self.operations,
             lambda: self._link,
+            lambda: self.crew.snapshot.hashes,
             lambda: self.crew.snapshot.left_out,
         )
 

@@ -48,6 +48,18 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+async def test_what_a_new_process_was_told_of_prefixes_is_shown_before_prompts_confirm_it(tmp_path: Path) -> None:
+    async def told() -> bool:
+        return await router.metric("homing_snapshot_hashes") > 0
+
+    async with supervised(tmp_path, Engine()) as (router, _):
+        assert (await router.chat("word " * 1_000)).status == 200
+        await eventually(told)
+        await succeeded(router)
+        assert await told()
+        assert await router.metric("homing_index_blocks") == 0
+
+
 async def test_what_an_operator_has_drained_stays_drained(tmp_path: Path) -> None:
     async with supervised(tmp_path, Engine()) as (router, _):
         assert (await router.post("/drain?replica=r1"))[0] == 200
