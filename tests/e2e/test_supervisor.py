@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -104,17 +105,28 @@ async def test_a_drain_cuts_what_has_not_ended_in_its_time_and_a_second_signal_e
         assert await router.ended() == 0
 
 
-async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go(tmp_path: Path) -> None:
+async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go_and_another_can_start_at_once(
+    tmp_path: Path,
+) -> None:
     engine = Engine()
-    async with supervised(tmp_path, engine) as (router, _):
-        streams = await streaming(router, 3)
-        [worker] = router.workers()
+    home = tmp_path / "another"
+    home.mkdir()
+    async with supervised(tmp_path, engine, workers=2) as (router, _):
+        streams = await streaming(router, 8)
+        workers = router.workers()
         router.signal(signal.SIGKILL)
-        await router.said("the supervisor is gone")
-        engine.end()
-        await finished(streams)
-        assert all(stream.whole for stream in streams)
-        await until(lambda: not Path(f"/proc/{worker}").exists(), WITHIN)
+        ports: dict[str, Any] = {
+            "listen": router.url.removeprefix("http://"),
+            "admin": router.admin_url.removeprefix("http://"),
+        }
+        async with supervised(home, engine, **ports) as (another, _):
+            assert (await another.chat()).status == 200
+            assert not any(stream.task.done() for stream in streams)
+            engine.end()
+            await finished(streams)
+            assert all(stream.whole for stream in streams)
+            await until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), WITHIN)
+        await router.said("the supervisor is gone: draining", 2)
 
 
 async def test_workers_get_the_descriptors_that_the_system_grants_whatever_they_begin_with(tmp_path: Path) -> None:
