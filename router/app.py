@@ -122,7 +122,7 @@ class Worker:
         )
         self.clients = Clients(self.proxy)
         self.entrance = Entrance(self.proxy, self.clients, self._reporter.handshake)
-        self._secured: tuple[TlsConfig, Pems] | None = None
+        self._secured: tuple[object, object] = None, None
         self._secure(config.tls, pems)
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -248,13 +248,14 @@ class Worker:
     # TLS.
 
     def _secure(self, config: TlsConfig, pems: Pems) -> None:
-        """Have new connections as settings and certificates say. Nothing happens to open ones, nor when all is as it
-        was: a new context knows no sessions of the old one."""
-        if (config, pems) == self._secured:
-            return
-        self._secured = (config, pems)
-        self.entrance.context = for_clients(config, pems)
-        self._trust = Trust(for_replicas(config.replicas, pems), config.replicas.server_name)
+        """Have new connections as settings and certificates say. Nothing happens to open ones of clients, nor where all
+        is as it was: a new context knows no sessions of the old one, and replicas' idle connections go with theirs."""
+        clients, replicas = (config, *pems[:3]), (config.replicas, *pems[3:])
+        was, self._secured = self._secured, (clients, replicas)
+        if clients != was[0]:
+            self.entrance.context = for_clients(config, pems)
+        if replicas != was[1]:
+            self._trust = Trust(for_replicas(config.replicas, pems), config.replicas.server_name)
 
     # Members of the fleet.
 
@@ -344,7 +345,9 @@ class Worker:
         await asyncio.sleep(min(accept, end - time.monotonic()))
         self._close_ports()
         await self.clients.gone(min(idle, end - time.monotonic()))
-        await self.clients.drain(max(0.0, end - time.monotonic()))
+        broken = await self.clients.drain(max(0.0, end - time.monotonic()))
+        if broken:
+            log.warning("%d requests had not ended within drain.timeout and were broken off", broken)
         self.waiting.close()
         for task in self._tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 """`homing check` and `homing config ...`: what an operator asks about a configuration, with no router running.
 
 Nothing here opens a socket or resolves a name, so that it can run where the fleet cannot be reached: in
-CI. Where the certificates are not either, there is `--no-files`; other secrets are not looked at.
+CI. Where certificates and secrets are not either, there is `--no-files`.
 """
 
 import json
@@ -35,7 +35,10 @@ def check(
     output: Annotated[Output, typer.Option(help="How to tell.")] = Output.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     files: Annotated[
-        bool, typer.Option("--files/--no-files", help="Whether the files of `tls` and `gossip.tls` are read, too.")
+        bool,
+        typer.Option(
+            "--files/--no-files", help="Whether the files that it names are read, too: certificates, tokens, keys."
+        ),
     ] = True,
 ) -> None:
     """Check a configuration, HOMING__* variables included. Connects to nothing.
@@ -50,7 +53,7 @@ def check(
     """
     loaded, problems = inspect(file)
     if files and loaded is not None:
-        problems = [*problems, *loaded.pems(datetime.now(UTC))[1]]
+        problems = [*problems, *loaded.files(datetime.now(UTC))[1]]
     if output is Output.TEXT:
         _print(render.text(problems, str(file), render.is_colored(sys.stdout)))
     else:

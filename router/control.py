@@ -109,6 +109,7 @@ class Control:
             build(),
             self.operations,
             lambda: self._link,
+            lambda: self.crew.snapshot.hashes,
             lambda: self.crew.snapshot.left_out,
         )
 
@@ -274,7 +275,7 @@ class Control:
             (Check("workers", self._short_of_workers),),
             (
                 Check("draining", lambda: "draining" if self.draining else None),
-                checks.replicas(self.fleet, self.config.ready.min_replicas),
+                checks.replicas(self.fleet, lambda: self.config.ready.min_replicas),
                 *([] if self._link is None else [Check("gossip", self._link_problem, False)]),
             ),
         )

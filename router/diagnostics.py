@@ -64,6 +64,7 @@ CODES: Mapping[str, str] = {
     "H129": "A feature of YAML that is not supported",
     "H130": "Not a Redis URL",
     "H131": "Gossip without a secret",
+    "H132": "Settings that contradict each other",
     "H140": "A file for TLS cannot be read",
     "H141": "No certificate or key of PEM form",
     "H142": "A key that is not the certificate's",
@@ -73,7 +74,7 @@ CODES: Mapping[str, str] = {
 }
 """Code -> title, as in docs/errors.md."""
 
-WARNINGS = frozenset({"H118", "H144"})
+WARNINGS = frozenset({"H118", "H132", "H144"})
 """The codes that do not make a configuration invalid."""
 
 

@@ -19,7 +19,7 @@ from router.admin import requestlog
 from router.app import Worker, configuration
 from router.gossip.channel import Channel
 from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
-from router.sockets import allow_descriptors, close_others
+from router.sockets import close_others
 from router.tls import Pems
 
 COLLECT = 10_000
@@ -92,7 +92,6 @@ async def _work(line: socket.socket, clients: Sequence[socket.socket]) -> None:
     worker = await join(line, clients)
     _collect_less()
     logging.getLogger().setLevel(worker.config.log.level.upper())
-    allow_descriptors(worker.config.limits.connections)
     await worker.stopped.wait()
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from router.certificates import examine, examine_redis
 from router.config import Config, tree, validate
+from router.contradictions import contradictions
 from router.diagnose import LEAST, Doctor
-from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, nearest
+from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, mask, nearest
 from router.document import Document, parse
 from router.settings import ITEM, Section, Setting, find, walk
 from router.tls import PEM_SETTINGS, REDIS_PEM_SETTINGS, Pems
@@ -81,7 +82,7 @@ class Loaded:
         """What turned out to be wrong with a setting once it was used."""
         span = None if self.origin(path) == "default" else self.document.place(path)
         file = span.source.name if span else self.document.source.name
-        return Problem(code, message, file, span, path, help=remedy)
+        return Problem(code, mask(message), file, span, path, help=remedy)
 
     def secrets(self) -> Secrets:
         """Read the files that hold secrets. Raises ConfigError with all that cannot be used."""
@@ -89,6 +90,24 @@ class Loaded:
 
     def examined(self) -> tuple[Secrets, list[Problem]]:
         """The same, and warnings of what can be used all the same."""
+        secrets, found = self.files(datetime.now(UTC))
+        problems = [*self.contradictions(), *found]
+        errors = [problem for problem in problems if problem.severity is Severity.ERROR]
+        if errors:
+            raise ConfigError(errors)
+        return secrets, problems
+
+    def contradictions(self) -> list[Problem]:
+        """Warnings of settings that have no effect beside others."""
+        return [
+            self.problem("H132", path, message, remedy)
+            for path, message, remedy in contradictions(self.config)
+            if path in self.document.places
+        ]
+
+    def files(self, now: datetime) -> tuple[Secrets, list[Problem]]:
+        """What the files hold that the configuration names, and everything that is wrong with them, warnings included.
+        What cannot be used is left out."""
         problems: list[Problem] = []
         token = self._secret(("admin", "token_file"), self.config.admin.token_file, problems)
         keys = {
@@ -98,23 +117,17 @@ class Loaded:
         gossip = self.config.gossip
         secret = self._secret(("gossip", "secret_file"), gossip.secret_file, problems, MIN_SECRET)
         password = self._secret(("gossip", "password_file"), gossip.password_file, problems)
-        pems, found = self.pems(datetime.now(UTC))
-        errors = [*problems, *(problem for problem in found if problem.severity is Severity.ERROR)]
-        if errors:
-            raise ConfigError(errors)
-        return Secrets(
-            token, {replica: key for replica, key in keys.items() if key is not None}, pems, secret, password
-        ), found
+        pems = self._pems(now, problems)
+        known = {replica: key for replica, key in keys.items() if key is not None}
+        return Secrets(token, known, pems, secret, password), problems
 
-    def pems(self, now: datetime) -> tuple[Pems, list[Problem]]:
-        """What the files of the section `tls` hold, and everything that is wrong with it and with the files of
-        `gossip.tls`, warnings included."""
-        problems: list[Problem] = []
+    def _pems(self, now: datetime, problems: list[Problem]) -> Pems:
+        """What the files of the section `tls` hold; those of `gossip.tls` are looked at as well."""
         pems = Pems(*[self._pem(setting, problems) for setting in PEM_SETTINGS])
         ca, certificate, key = [self._pem(setting, problems) for setting in REDIS_PEM_SETTINGS]
         for code, path, message, remedy in [*examine(pems, now), *examine_redis(ca, certificate, key, now)]:
             problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
-        return pems, problems
+        return pems
 
     def _pem(self, setting: str, problems: list[Problem]) -> bytes | None:
         """What the file holds that a setting names, if it names one and that can be read."""
@@ -154,10 +167,11 @@ class Loaded:
             wrong = _unusable(text, least)
         except OSError as error:
             text, wrong = "", f"cannot be read: {error.strerror}"
-        except UnicodeDecodeError:
-            text, wrong = "", "is not text"
+        except ValueError as error:  # What it holds, or a name that no file can have.
+            text, wrong = "", "is not text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error}"
         if wrong is not None:
             problems.append(self.problem("H127", path, f"the file {file} {wrong}"))
+            return None
         return text
 
 
@@ -212,7 +226,8 @@ def inspect(file: File, environ: Mapping[str, str] = os.environ) -> tuple[Loaded
     problems = sorted([*document.problems, *strangers, *found], key=lambda problem: _order(problem, source))
     if isinstance(valid, list) or any(problem.severity is Severity.ERROR for problem in problems):
         return None, problems
-    return Loaded(valid, document), problems
+    loaded = Loaded(valid, document)
+    return loaded, sorted([*problems, *loaded.contradictions()], key=lambda problem: _order(problem, source))
 
 
 def _order(problem: Problem, file: Source) -> tuple[bool, int, int]:

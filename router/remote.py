@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+WIDTH = 4096
+"""Columns of what is printed, so that no cell is ever cut: a pipe has no width, and a terminal breaks lines itself."""
+
 UNREACHABLE = 4
 """Exit code when the admin port does not answer (UX R5)."""
 
@@ -30,6 +33,9 @@ TokenFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 ReplicaName = Annotated[str, typer.Argument(help="The replica's id.", metavar="ID")]
+
+ROUTED = "x-homing-request-id"
+"""A header of all that the clients' port answers, and of nothing on the admin port."""
 
 STATUS_COLUMNS = ("replica", "state", "model", "since", "requests", "no token", "running", "waiting", "KV")
 
@@ -57,7 +63,8 @@ def explain(
     """Show where a running router would send a request now, and why. Nothing is sent.
 
     The score's columns are seconds: own wait and prefill, stickiness of cold tokens, decoding beside the others,
-    interruption by recent prefills; the least total wins, ties go in ring order.
+    interruption by recent prefills; the least total wins, ties go in ring order. Exit code 0: explained, 1: it cannot
+    be, for what is no request that is routed by its prompt, 4: no router answers.
 
     Examples:
 
@@ -70,10 +77,13 @@ def explain(
     except OSError as error:
         _complain(f"{file}: cannot be read: {error.strerror}", 2)
     answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)), "decision")
+    why = answer.get("unexplained")
     if json:
         Console().print_json(data=answer)
-    else:
+    elif why is None:
         _print(answer)
+    if why is not None:
+        _complain(f"not explained: {why}", INVALID)
 
 
 def status(admin: Admin = URL, json: AsJson = False) -> None:
@@ -155,9 +165,12 @@ def _drain(path: str, replica: str, admin: str, token_file: Path | None) -> None
 
 
 class _Answer(NamedTuple):
+    """`routed`: it came by the clients' port, which passes on to a replica what it does not know."""
+
     url: str
     status: int
     text: str
+    routed: bool
 
     def json(self) -> Any:
         return decode(self.text)
@@ -174,7 +187,7 @@ async def _ask(
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
             session.request(method, url, data=body or None, params=query) as answer,
         ):
-            return _Answer(url, answer.status, await answer.text())
+            return _Answer(url, answer.status, await answer.text(), ROUTED in answer.headers)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         _unreachable(url, _why(error))
 
@@ -197,7 +210,10 @@ def _why(error: Exception) -> str:
 def _good(answer: _Answer, *keys: str) -> Any:
     """What a 200 says, a dictionary with these keys; any other ends the command with the router's own words."""
     if answer.status != 200:
-        _complain(f"{answer.url} answers {answer.status}: {_words(answer)}", INVALID)
+        words = None if answer.routed else _words(answer)
+        if words is None:
+            _stranger(answer)
+        _complain(f"{answer.url} answers {answer.status}: {words}", INVALID)
     return _told(answer, *keys)
 
 
@@ -208,19 +224,30 @@ def _told(answer: _Answer, *keys: str) -> Any:
     except ValueError:
         told = None
     if not isinstance(told, dict) or not told.keys() >= set(keys):
-        _unreachable(answer.url, "what answers is something else")
+        _stranger(answer)
     return told
+
+
+def _stranger(answer: _Answer) -> NoReturn:
+    """What answers is no admin port."""
+    if answer.routed:
+        where = "that is the port for clients; --admin is the one of `admin.listen`, 9100 by default"
+        _complain(f"{answer.url}: {where}", UNREACHABLE)
+    _unreachable(answer.url, f"what answers is something else, with status {answer.status}")
 
 
 def _unreachable(url: str, why: str) -> NoReturn:
     _complain(f"{url}: no router answers ({why}). Is it running, and is --admin its admin URL?", UNREACHABLE)
 
 
-def _words(answer: _Answer) -> str:
+def _words(answer: _Answer) -> str | None:
+    """What an admin port says of an error: a message, and none of what errors of OpenAI's API have besides. None of
+    anything else."""
     try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):  # Whoever listens there is no router of this kind.
-        return answer.text[:500]
+        error = answer.json()["error"]
+        return None if "type" in error else str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _token(file: Path | None) -> str:
@@ -243,8 +270,9 @@ def _complain(text: str, code: int) -> NoReturn:
 
 def _print(answer: dict[str, Any]) -> None:
     prompt, key, decision = answer["prompt"], answer["key"], answer["decision"]
-    console = Console()
+    console = Console(width=WIDTH)
     depth = f"{key['depth_blocks']} blocks deep" if key["depth_blocks"] else "the whole prompt"
+    console.print(f"request  {answer['endpoint']}, model {answer['model']}", highlight=False, markup=False)
     console.print(f"prompt   {prompt['bytes']} bytes, about {prompt['tokens']} tokens, {prompt['blocks']} blocks")
     console.print(f"key      {key['hash']}, {depth}; ring order {', '.join(answer['ring_order']) or '(none)'}")
     table = Table(box=None, pad_edge=False)
@@ -257,7 +285,7 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(width=WIDTH)
     word = "ready" if ready.status == 200 else "not ready"
     console.print(f"router   {word}, {fleet['workers']} workers, policy {fleet['policy']}", highlight=False)
     for line in [] if ready.status == 200 else ready.text.strip().splitlines():

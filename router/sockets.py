@@ -74,13 +74,17 @@ def _vacant(endpoint: Endpoint) -> Endpoint:
 
 
 def allow_descriptors(connections: int) -> None:
-    """Take as many descriptors as the system grants this process; a login's usual 1,024 are a start value. A client's
-    connection takes one, and another to a replica; SPARE are for all else."""
+    """Take as many descriptors as the system grants this process and those that it starts; a login's usual 1,024 are a
+    start value. In a worker a client's connection takes one, and another to a replica; SPARE are for all else."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     wanted = 2 * connections + SPARE
     if resource.RLIM_INFINITY != most < wanted:
-        log.warning("limits.connections: %d may take %d descriptors, and %d are granted", connections, wanted, most)
+        log.warning(
+            "limits.connections: %d may take %d file descriptors in a worker, and at most %d are granted: have the "
+            "hard limit raised (LimitNOFILE= of systemd, --ulimit nofile= of Docker), or set limits.connections: %d",
+            connections, wanted, most, max(1, (most - SPARE) // 2),
+        )  # fmt: skip
 
 
 def is_at(listening: socket.socket, endpoint: Endpoint) -> bool:

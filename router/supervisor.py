@@ -35,7 +35,7 @@ from router.joining import LOG_FORMAT
 from router.loading import Loaded, Secrets, load
 from router.processes import CannotServe, Slot, python
 from router.render import MAX_SHOWN, is_colored, problem_text
-from router.sockets import CannotListen, is_at, listen, listen_shared
+from router.sockets import CannotListen, allow_descriptors, is_at, listen, listen_shared
 from router.values import Endpoint
 
 log = logging.getLogger("homing.supervisor")
@@ -162,7 +162,7 @@ class Supervisor:
             raise
         finally:
             os.close(theirs)
-        log.info("process %d takes over", process.pid)
+        log.info("process %d is to take over", process.pid)
         stop, ready = (self._loop.create_task(each) for each in (self._stop.wait(), _told_ready(ours)))
         serves = False
         try:
@@ -174,7 +174,9 @@ class Supervisor:
             if not serves or self._reload_next:
                 with contextlib.suppress(ProcessLookupError):  # It may have ended by itself.
                     process.send_signal(signal.SIGHUP if serves else signal.SIGTERM)
-        if not serves:
+        if serves:
+            log.info("process %d has taken over; this one ends with its last answer", process.pid)
+        else:
             what = "is not wanted any more" if self._stop.is_set() else "does not serve; this one goes on"
             log.error("process %d %s", process.pid, what)
             self._control.handing_over = False
@@ -333,6 +335,7 @@ def _url(listening: socket.socket, scheme: str = "http") -> str:
 
 
 async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> bool:
+    allow_descriptors(loaded.config.limits.connections)
     clients, admin = _sockets(loaded, workers(loaded), inherited)
     with contextlib.ExitStack() as sockets:
         for one in (*clients, admin):

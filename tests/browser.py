@@ -161,3 +161,12 @@ async def asked(rig: Rig, request: bytes, method: str = "POST") -> Answer:
     """The answer to one request on a connection of its own."""
     async with connected(rig) as connection:
         return await connection.asks(request, method)
+
+
+async def passes_unchanged(rig: Rig, size: int) -> None:
+    """Assert that so large a body comes to a replica, which answers `backwards`, and its answer to the client, as each
+    was sent."""
+    body = bytes(range(256)) * (size // 256)
+    answer = await asked(rig, post("/v1/anything", body))
+    assert (answer.status, answer.whole) == (200, True)
+    assert answer.body == body[::-1]

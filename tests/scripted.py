@@ -236,6 +236,11 @@ def whole(body: bytes = b"{}", status: int = 200, *fields: bytes) -> Script:
     return script
 
 
+async def backwards(call: Call) -> None:
+    """The request's body, last byte first."""
+    await whole(call.body[::-1])(call)
+
+
 def full(retry_after: int | None = 1, status: int = 503) -> Script:
     """No room: an answer before any work."""
     return whole(b'{"full":true}', status, *([] if retry_after is None else [b"Retry-After: %d" % retry_after]))

@@ -18,12 +18,12 @@ class Check(NamedTuple):
     decides: bool = True
 
 
-def replicas(fleet: Fleet, least: int) -> Check:
+def replicas(fleet: Fleet, least: Callable[[], int]) -> Check:
     """At least so many replicas are ready; with 0 a router without any is ready too, and answers 503 itself."""
 
     def problem() -> str | None:
-        ready = len(fleet.ready)
-        return None if ready >= least else f"{ready} of {len(fleet.replicas)} are ready, {least} wanted"
+        ready, wanted = len(fleet.ready), least()
+        return None if ready >= wanted else f"{ready} of {len(fleet.replicas)} are ready, {wanted} wanted"
 
     return Check("replicas", problem)
 

@@ -144,12 +144,17 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_tls_handshake_failures": Family(
         COUNTER, "TLS handshakes of clients that failed; none of them is a request.", ("reason",)
     ),
-    "homing_index_blocks": Family(GAUGE, "Blocks believed resident, over all replicas."),
+    "homing_index_blocks": Family(
+        GAUGE, "Blocks believed resident, over all replicas; what a snapshot told, once a prompt has confirmed it."
+    ),
     "homing_index_bytes": Family(GAUGE, f"Memory of these, in all workers, at {INDEX_BLOCK_BYTES} bytes each."),
     "homing_index_evictions": Family(
         COUNTER, "Blocks believed gone: evicted by capacity, or disproved by an engine's count.", ("reason",)
     ),
     "homing_event_loop_lag_seconds": Family(HISTOGRAM, "How late a timer of the worker's event loop fires."),
+    "homing_snapshot_hashes": Family(
+        GAUGE, "Hashes that tell who joins what is believed resident: of each chain those at depths 1, 2, 4, ..."
+    ),
     "homing_snapshot_left_out": Family(
         GAUGE, "Chains that found no room in the snapshot that a worker or router which joins is given."
     ),
@@ -190,8 +195,8 @@ class Setup:
 class Sources:
     """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
     take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build,
-    operations on Redis, the link to the other routers where there is one, chains
-    that the snapshot has no room for."""
+    operations on Redis, the link to the other routers where there is one, hashes in the snapshot and chains that it has
+    no room for."""
 
     setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
@@ -203,6 +208,7 @@ class Sources:
     build: Mapping[str, str]
     operations: Operations
     shared: Callable[[], Shared | None]
+    hashes: Callable[[], int]
     left_out: Callable[[], int]
 
 
@@ -255,6 +261,7 @@ class Metrics(Collector):
             "homing_index_evictions": [(("capacity",), reports.evictions), (("disproved",), self._tally.disproved)],
             "homing_retry_budget_ratio": [((), reports.budget)],
             "homing_redis_operation_duration_seconds": list(sources.operations.durations.items()),
+            "homing_snapshot_hashes": [((), sources.hashes())],
             "homing_snapshot_left_out": [((), sources.left_out())],
             "homing_request_log_dropped": [((), reports.log_dropped)],
         }

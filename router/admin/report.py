@@ -4,7 +4,8 @@
 | --- | --- |
 | policy | the policy's name |
 | models | model -> `ready` and `replicas` that serve it, `queued` requests that wait for it |
-| residency | `blocks` believed resident over all replicas, `evictions` by capacity since the start |
+| residency | `blocks` believed resident over all replicas, `evictions` by capacity since the start; what a snapshot \
+told counts once a prompt has confirmed it |
 | workers | processes that serve |
 | replicas | a list, in the order of the configuration: |
 | .id, .state, .reason, .since_seconds | who it is, how it is, why, and for how long |

@@ -29,7 +29,7 @@ NO_STATUS = "client_closed"
 
 REJECTED = (
     *("queue_full", "queue_timeout", "no_replica", "unknown_model", "forbidden_path", "too_large", "bad_request"),
-    *("buffer_full", "connections_full", "slow_client", "timeout_request"),
+    *("buffer_full", "connections_full", "slow_client", "timeout_request", "draining"),
 )
 """Why this router refuses, or gives up; exported from the start, so that the first one is an increase."""
 

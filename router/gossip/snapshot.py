@@ -48,6 +48,11 @@ class Snapshot:
         return [*self.summaries.values(), *([] if self.learned is None else [self.learned])]
 
     @property
+    def hashes(self) -> int:
+        """How many tell of what is believed, over all replicas."""
+        return sum(len(summary.hashes) for summary in self.summaries.values())
+
+    @property
     def left_out(self) -> int:
         """Chains that found no room, over all replicas."""
         return sum(summary.left_out for summary in self.summaries.values())

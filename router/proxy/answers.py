@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.core.types import Refusal, RefusalCause
+from router.proxy.bounds import Late
 from router.proxy.heads import response_head
 
 
@@ -30,6 +31,8 @@ _ANTHROPIC_KINDS = {400: "invalid_request_error", 401: "authentication_error", 4
     404: "not_found_error",
     408: "invalid_request_error",
     413: "request_too_large",
+    414: "request_too_large",
+    431: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -64,13 +67,16 @@ def error(
     return Answer(status, msgspec.json.encode({"error": of_openai}))
 
 
+_MIDWAY = {Late.FIRST_BYTE.value: 504, Late.IDLE.value: 504, Late.REQUEST.value: 504, Late.DRAINING.value: 503}
+"""The status that an answer would have had, were it not under way. Never written to."""
+
+
 def broken_event(message: str, code: str, style: Style) -> bytes:
     """The event that ends a stream whose replica is gone or late, in the stream's own format."""
     if style is Style.RESPONSES:
         event = {"type": "error", "code": code, "message": message, "param": None}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
-    late = code.startswith("timeout_")  # As bounds.Late names them.
-    body = error(504 if late else 502, message, code, style).body
+    body = error(_MIDWAY.get(code, 502), message, code, style).body
     return b"event: error\ndata: %b\n\n" % body if style is Style.ANTHROPIC else b"data: %b\n\n" % body
 
 
@@ -96,7 +102,15 @@ def refused(refusal: Refusal, model: str | None, style: Style = Style.OPENAI) ->
 BUFFER_FULL = "This router holds as many bytes of requests as it may (limits.buffered). Try again."
 CONNECTIONS_FULL = "This router has as many connections as it may (limits.connections). Try again."
 FULL_SECONDS = 1.0
-"""Retry-After of the two: either is over as soon as some of the requests under way have ended."""
+"""Retry-After of the two, which are over as soon as some of the requests under way have ended, and of a router that
+stops: another one may be there already."""
+
+
+def late(message: str, why: Late, style: Style) -> Answer:
+    """The answer to who has waited in vain. Of a router that stops the port is closed: the next one is another's."""
+    if why is Late.DRAINING:
+        return error(503, message, why.value, style)._replace(retry_after=FULL_SECONDS)
+    return error(504, message, why.value, style)
 
 
 def buffer_full(style: Style) -> Answer:

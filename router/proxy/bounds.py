@@ -52,12 +52,13 @@ class Times(NamedTuple):
 
 class Late(Enum):
     """What takes too long: the replica, before its answer's first byte or within it; the client, which does not take
-    it; or the request as a whole."""
+    it; the request as a whole; or the router, which is to stop."""
 
     FIRST_BYTE = "timeout_first_byte"
     IDLE = "timeout_idle"
     CLIENT = "slow_client"
     REQUEST = "timeout_request"
+    DRAINING = "draining"
 
 
 TOO_LATE = {
@@ -66,6 +67,7 @@ TOO_LATE = {
     Late.IDLE: "The replica sent nothing more for timeouts.idle.",
     Late.CLIENT: "The answer was not read for timeouts.idle.",
     Late.REQUEST: "The request took longer than timeouts.request.",
+    Late.DRAINING: "This router is being stopped, and the request had not ended within drain.timeout. Try again.",
 }
 """What the client is told. Never written to."""
 

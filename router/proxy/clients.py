@@ -8,6 +8,9 @@ from typing import Protocol
 from router.proxy.context import Proxy
 from router.proxy.departures import Departures
 
+PARTING = 0.5
+"""Seconds in which a client takes the error that ends its answer; one that does not read it would never."""
+
 EXCESS = 256
 """Connections over limits.connections that are told so, at a time; any more are closed without a word, because a bound
 that grows with those who come is none."""
@@ -25,6 +28,10 @@ class OpenConnection(Protocol):
         ...
 
     def close_when_idle(self) -> None: ...
+
+    def break_off(self) -> bool:
+        """End in order what has not ended in its time, and close; whether a request was under way."""
+        ...
 
     def cut(self) -> None: ...
 
@@ -79,15 +86,19 @@ class Clients:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none.wait(), seconds)
 
-    async def drain(self, seconds: float) -> None:
-        """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`."""
+    async def drain(self, seconds: float) -> int:
+        """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`: how many
+        requests that has broken off."""
         for connection in list(self._open):
             connection.close_when_idle()
         await self.gone(seconds)
+        broken = sum(connection.break_off() for connection in list(self._open))
+        await self.gone(PARTING)
         self.cut()
         if self._sweeping is not None:
             self._sweeping.cancel()
         self.departures.close()
+        return broken
 
     def cut(self) -> None:
         """Close all at once, whatever is under way."""

@@ -15,7 +15,7 @@ from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.record import Record
-from router.core.types import ReplicaId
+from router.core.types import Ask, ReplicaId
 from router.proxy.bounds import Bounds, Times
 from router.proxy.condense import Condenser
 from router.proxy.heads import Peer
@@ -38,6 +38,11 @@ class Stored:
     def get(self, stored: str | None) -> ReplicaId | None:
         """The replica; None for an id that is not known, which any engine refuses in its own words."""
         return None if stored is None else self._replicas.get(stored)
+
+    def ask(self, reading: Reading) -> Ask:
+        """The ask that was read, bound to the replica that has what it goes on from."""
+        ask, previous = reading.ask, reading.previous
+        return ask if previous is None else ask._replace(only=self.get(previous))
 
     def put(self, stored: str, replica: ReplicaId) -> None:
         """Remember an id."""

@@ -62,6 +62,10 @@ class Greeting:
         """Nothing was asked yet."""
         self.cut()
 
+    def break_off(self) -> bool:
+        self.cut()
+        return False
+
     def cut(self) -> None:
         self._cut = True
         self.secure.abort()

@@ -94,8 +94,7 @@ class Exchange:
         self._asked(reading)
 
     def _asked(self, reading: Reading) -> None:
-        ask, previous = reading.ask, reading.previous
-        self._ask = ask if previous is None else ask._replace(only=self._proxy.stored.get(previous))
+        self._ask = self._proxy.stored.ask(reading)
         self._find()
 
     # Route and lease. No await between the two.
@@ -313,9 +312,10 @@ class Exchange:
         sent, begun = self._connection is not None, self._relay is not None
         late = bounds.late(self._proxy.times, now - self._journal.arrived, now - self._since, sent, begun, self._paused)
         if late is not None:
-            self._give_up(late)
+            self.give_up(late)
 
-    def _give_up(self, late: Late) -> None:
+    def give_up(self, late: Late) -> None:
+        """Nobody has more time for it: say so, and end it."""
         (outcome, error), message = verdict.LATE[late], bounds.TOO_LATE[late]
         if error is None:
             self._journal.rejected = late.value
@@ -326,7 +326,8 @@ class Exchange:
         else:
             self._stop()
             self._settle(outcome, error)
-            self._fail(message, late.value, 504)
+            self._request = self._request._replace(keep_alive=self._request.keep_alive and late is not Late.DRAINING)
+            self._answer(answers.late(message, late, self._endpoint.style))
 
     def _stop(self) -> None:
         """Nobody works for this request any more, in whatever phase it is."""
@@ -348,8 +349,8 @@ class Exchange:
         self._end(outcome, None, answered=False, error=error)
         self._client.abort()
 
-    def _fail(self, message: str, code: str, status: int = 502) -> None:
-        self._answer(answers.error(status, message, code, self._endpoint.style))
+    def _fail(self, message: str, code: str) -> None:
+        self._answer(answers.error(502, message, code, self._endpoint.style))
 
     def _answer(self, answer: Answer) -> None:
         """The router's own answer."""
@@ -363,9 +364,8 @@ class Exchange:
     ) -> None:
         if self._over:
             return
-        self._over = True
+        self._over, relay = True, self._relay
         self._release()
-        relay = self._relay
         self._settle(outcome, error, usage)
         now = time.monotonic()
         if relay is not None:

@@ -7,8 +7,9 @@ import msgspec
 
 from router.core.explain import Explained, Explanation
 from router.core.types import Ask, Refusal, Route, Wait
-from router.proxy import openai
+from router.proxy import local, openai
 from router.proxy.context import Proxy
+from router.proxy.openai import Endpoint, Reading, Use
 
 LINES = ("prefill", "cold", "context", "interruption")
 """The names of prefix_affinity's score lines, in order (core/policy.py)."""
@@ -18,10 +19,30 @@ MAX_HEADER = 4096
 
 
 def explain(proxy: Proxy, path: str, body: bytes) -> dict[str, Any]:
-    """Where a request with this body would go now, and why. Nothing is sent."""
+    """Where a request with this body would go now, and why. Nothing is sent. `unexplained` says why the rest is of no
+    use: the request is none that is routed, or none whose prompt can be read."""
     endpoint = openai.endpoint(path, proxy.allow_paths)
-    ask = proxy.asker.read(endpoint, body).ask
-    return {"endpoint": endpoint.name, "model": ask.model, **_told(_explained(proxy, ask))}
+    ask = proxy.stored.ask(_read(proxy, endpoint, path, body))
+    why = _unexplained(endpoint, path, ask)
+    return {"endpoint": endpoint.name, "model": ask.model, "unexplained": why, **_told(_explained(proxy, ask))}
+
+
+def _read(proxy: Proxy, endpoint: Endpoint, path: str, body: bytes) -> Reading:
+    """As an exchange reads it."""
+    if endpoint.use is Use.STORED:
+        return Reading(Ask(None), openai.stored_id(path))
+    return proxy.asker.read(endpoint, body)
+
+
+def _unexplained(endpoint: Endpoint, path: str, ask: Ask) -> str | None:
+    if endpoint.use is Use.CONTROL:
+        return f"{path} controls an engine, and the router refuses it (proxy.allow_paths)"
+    if endpoint.use in local.ANSWERED:
+        return f"the router answers {path} itself: no replica is chosen for it"
+    if endpoint.use is Use.PROMPT and not ask.size:
+        what = f"no prompt can be read from the body: it is no JSON object, or not what {path} takes"
+        return f"{what}. It would go to the least loaded replica, whose engine is to refuse it"
+    return None
 
 
 def header(proxy: Proxy, ask: Ask) -> bytes:

@@ -13,7 +13,7 @@ from typing import cast
 from router.core.record import Phase
 from router.core.types import Ask
 from router.proxy import answers, heads, openai
-from router.proxy.bounds import Bounds, Late, Times, body_over, over
+from router.proxy.bounds import TOO_LATE, Bounds, Late, Times, body_over, over
 from router.proxy.clients import EXCESS, Clients
 from router.proxy.context import Proxy
 from router.proxy.exchange import Exchange
@@ -158,6 +158,19 @@ class ClientConnection(asyncio.Protocol):
         self._last = True
         if self._exchange is None and self._reader.idle and not (self._requests or self._ahead):
             self._close()
+
+    def break_off(self) -> bool:
+        """Stop: end what is under way by an error, and ask for no more."""
+        if self._closes:
+            return False
+        busy = self._exchange is not None or not self._reader.idle
+        if self._exchange is not None:
+            self._exchange.give_up(Late.DRAINING)
+        elif busy:
+            self._refuse(WireError(503, Late.DRAINING.value, TOO_LATE[Late.DRAINING]))
+        if not self._closes:
+            self._close()
+        return busy
 
     def _close(self) -> None:
         self._closes = True

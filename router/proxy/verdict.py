@@ -19,6 +19,7 @@ LATE = {
     Late.IDLE: (Outcome.FAILED, UpstreamError.TIMEOUT_IDLE),
     Late.CLIENT: (Outcome.ABORTED, None),
     Late.REQUEST: (Outcome.ABORTED, None),
+    Late.DRAINING: (Outcome.ABORTED, None),
 }
 """How a send ends of which something took too long: what the client does, and a deadline, say nothing of a replica.
 Never written to."""

@@ -212,8 +212,8 @@ class RequestReader:
 
     def _head_too_large(self) -> WireError:
         if len(self._url) > self.max_head // 2:
-            return WireError(414, "bad_request", f"the target takes most of limits.head, {self.max_head} bytes")
-        return WireError(431, "bad_request", f"the request's head is larger than limits.head, {self.max_head} bytes")
+            return WireError(414, "too_large", f"the target takes most of limits.head, {self.max_head} bytes")
+        return WireError(431, "too_large", f"the request's head is larger than limits.head, {self.max_head} bytes")
 
     def _too_large(self) -> WireError:
         lesser = "the lesser of limits.body and limits.buffered"

@@ -81,6 +81,7 @@ def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
         "build": {"version": "1", "commit": "c", "python": "3"},
         "operations": Operations(),
         "shared": lambda: None,
+        "hashes": lambda: 20,
         "left_out": lambda: 3,
     }
     return Metrics(fleet, tally, Sources(**(sources | changes)))

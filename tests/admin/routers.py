@@ -19,9 +19,10 @@ from tests.rig import hired, loaded_of
 
 @dataclass
 class Router:
-    """A running worker, and clients of its two ports."""
+    """A running worker, its URL for clients, and clients of its two ports."""
 
     worker: Worker
+    url: str
     clients: aiohttp.ClientSession
     admin: aiohttp.ClientSession
 
@@ -69,7 +70,7 @@ async def router_over(replicas: Sequence[SimulatedReplica], **settings: Any) -> 
     await control.start()
     try:
         async with aiohttp.ClientSession(urls[0]) as clients, aiohttp.ClientSession(urls[1]) as admin:
-            router = Router(worker, clients, admin)
+            router = Router(worker, urls[0], clients, admin)
             await until(router.ready)
             yield router
     finally:

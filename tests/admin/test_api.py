@@ -36,6 +36,7 @@ class Port:
         self.rights = Rights(token=TOKEN)
         self.refreshed = 0
         self.explained: list[tuple[str, bytes]] = []
+        self.explanation = b'{"decision": "route"}'
         self.reloads = 0
         self.reloaded: tuple[bool, dict[str, Any]] = (True, {"changed": ["a 1 -> 2"], "needs_restart": []})
         self.drains: list[tuple[str, bool]] = []
@@ -45,7 +46,7 @@ class Port:
 
     async def explain(self, path: str, body: bytes) -> bytes | None:
         self.explained.append((path, body))
-        return b'{"decision": "route"}' if self.answers else None
+        return self.explanation if self.answers else None
 
     async def reload(self) -> tuple[bool, dict[str, Any]]:
         self.reloads += 1
@@ -66,7 +67,7 @@ class Port:
             lambda: 1,
             lambda: self.rights,
             (Check("listener", lambda: None if self.open else "the clients' port is not open"),),
-            (checks.replicas(self.fleet, 2),),
+            (checks.replicas(self.fleet, lambda: 2),),
             lambda: 10.0,
         )
 
@@ -116,8 +117,8 @@ async def test_readyz_that_fails_says_what_even_when_not_asked(client: Client, p
 
 async def test_with_no_least_number_a_router_without_replicas_is_ready() -> None:
     fleet = Fleet(PrefixAffinity())
-    assert checks.verdict("readyz", [checks.replicas(fleet, 0)], verbose=False) == (True, "ok")
-    assert not checks.verdict("readyz", [checks.replicas(fleet, 1)], verbose=False)[0]
+    assert checks.verdict("readyz", [checks.replicas(fleet, lambda: 0)], verbose=False) == (True, "ok")
+    assert not checks.verdict("readyz", [checks.replicas(fleet, lambda: 1)], verbose=False)[0]
 
 
 async def test_fleet_has_the_schema_that_tools_rely_on(client: Client, port: Port) -> None:

@@ -1,6 +1,7 @@
 """The commands that ask a running router, against an admin port that a test answers for."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from router.admin import api
 from router.cli import main
 from router.core.types import EngineSample, State
+from tests.admin.routers import replicas_of, router_over
 from tests.admin.test_api import TOKEN, Port
 
 NOBODY = "http://127.0.0.1:9"
@@ -153,6 +155,51 @@ async def test_explain_asks_with_the_body_of_a_file(url: str, port: Port, tmp_pa
     assert '"decision": "route"' in capsys.readouterr().out
 
 
+LONG = "replica-of-a-stateful-set-with-a-name-as-long-as-names-are-in-large-fleets"
+EXPLAINED = {
+    "endpoint": "chat",
+    "model": "llama",
+    "unexplained": None,
+    "prompt": {"bytes": 2048, "tokens": 512, "blocks": 4},
+    "key": {"hash": "00ff", "depth_blocks": 2},
+    "ring_order": [f"{LONG}-{i}" for i in range(8)],
+    "candidates": [
+        {"replica": f"{LONG}-0", "state": "ready", "cut": None}
+        | {f"{name}_tokens": 1234567 for name in ("cached", "uncached", "cold", "backlog")}
+        | {"score_seconds": dict.fromkeys(("prefill", "cold", "context", "interruption", "total"), 1234.5)}
+    ],
+    "decision": {"answer": "route", "replica": f"{LONG}-0", "reason": "holder"},
+}
+
+
+async def test_an_explanation_is_printed_whole_where_no_terminal_gives_a_width(
+    url: str, port: Port, tmp_path: Path, capsys: Output
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    port.explanation = json.dumps(EXPLAINED).encode()
+    assert await command("explain", "-f", str(file), "--admin", url) == 0
+    request, _, key, head, row, decision = capsys.readouterr().out.splitlines()
+    assert request == "request  chat, model llama"
+    assert key.endswith(f"{LONG}-6, {LONG}-7")
+    assert head.split()[-2:] == ["interrupt.", "score"]
+    assert row.split() == [f"{LONG}-0", "ready", *["1234567"] * 4, *["1234.5000"] * 5]
+    assert decision == f"decision answer: route, replica: {LONG}-0, reason: holder"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+async def test_what_cannot_be_explained_fails_and_says_why(
+    url: str, port: Port, form: tuple[str, ...], tmp_path: Path, capsys: Output
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text("no JSON")
+    port.explanation = json.dumps(EXPLAINED | {"unexplained": "there is no prompt"}).encode()
+    assert await command("explain", "-f", str(file), *form, "--admin", url) == 1
+    told = capsys.readouterr()
+    assert told.err == "homing: not explained: there is no prompt\n"
+    assert bool(told.out) == bool(form)
+
+
 # Who answers is no router, or none in time.
 
 
@@ -180,7 +227,26 @@ async def test_an_answer_of_something_else_is_no_routers(
     stranger.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(answer), answer)
     words = (*name, "--admin", stranger.url, *(() if name == ("status",) else ("--token-file", str(token))))
     assert await command(*words) == 4
-    assert "no router answers (what answers is something else)" in capsys.readouterr().err
+    assert "no router answers (what answers is something else, with status 200)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ['{"detail":"Not Found"}', '{"error":{"message":"Not Found","type":"x"}}', "gone"])
+async def test_an_error_of_something_else_is_no_routers(answer: str, stranger: Stranger, capsys: Output) -> None:
+    stranger.answer = (
+        f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(answer)}\r\nConnection: close\r\n\r\n{answer}".encode()
+    )
+    assert await command("status", "--admin", stranger.url) == 4
+    assert "no router answers (what answers is something else, with status 404)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=lambda name: name[0])
+async def test_the_clients_port_is_told_from_the_admin_port(name: tuple[str, ...], token: Path, capsys: Output) -> None:
+    async with replicas_of(1) as replicas, router_over(replicas) as router:
+        url = router.url
+        words = (*name, "--admin", url, *(() if name == ("status",) else ("--token-file", str(token))))
+        assert await command(*words) == 4
+        said = capsys.readouterr().err
+        assert "that is the port for clients; --admin is the one of `admin.listen`, 9100 by default" in said
 
 
 async def test_an_answer_that_is_no_http_is_no_routers(stranger: Stranger, capsys: Output) -> None:

@@ -99,3 +99,33 @@ async def test_explain_answers_for_a_request_that_was_never_sent() -> None:
             told = await response.json()
         assert (response.status, told["endpoint"], told["model"]) == (200, "chat", "sim")
         assert await router.total("homing_requests_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/chat/completions", b"hello", "no prompt can be read from the body"),
+        ("/v1/completions", b'{"model": "sim", "messages": []}', "no prompt can be read from the body"),
+        ("/v1/models", b"", "the router answers /v1/models itself"),
+        ("/sleep", b"", "/sleep controls an engine, and the router refuses it"),
+    ],
+)
+async def test_what_is_not_routed_by_a_prompt_is_explained_as_that(path: str, body: bytes, why: str) -> None:
+    async with (
+        replicas_of(1) as replicas,
+        router_over(replicas) as router,
+        router.admin.post("/explain", params={"path": path}, data=body) as response,
+    ):
+        told = await response.json()
+        assert told["unexplained"].startswith(why)
+
+
+async def test_what_goes_on_from_a_stored_response_is_explained_by_the_replica_that_has_it() -> None:
+    async with replicas_of(2) as replicas, router_over(replicas) as router:
+        async with router.clients.post("/v1/responses", json={"model": "sim", "input": "Hello", "store": True}) as made:
+            holder, stored = made.headers["x-homing-replica"], (await made.json())["id"]
+        asked = {"model": "sim", "input": "Go on", "previous_response_id": stored}
+        for path, body in (("/v1/responses", asked), (f"/v1/responses/{stored}", {})):
+            async with router.admin.post("/explain", params={"path": path}, json=body) as response:
+                told = await response.json()
+            assert (told["unexplained"], told["decision"]["replica"]) == (None, holder)

@@ -37,8 +37,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("text", "flags", "code"),
     [
         (VALID, (), 0),
-        (WARNED, (), 0),
-        (WARNED, ("--strict",), 1),
+        (WARNED, ("--no-files",), 0),
+        (WARNED, ("--no-files", "--strict"), 1),
         (INVALID, (), 1),
         (INVALID, ("--output", "json"), 1),
         (INVALID, ("--output", "xml"), 2),
@@ -50,6 +50,15 @@ def test_the_exit_code_tells_valid_invalid_and_wrong_usage(
 ) -> None:
     file.write_text(text)
     assert run(["check", str(file), *flags]) == code
+
+
+def test_a_secrets_file_that_cannot_be_used_is_an_error_unless_files_are_not_looked_at(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("admin: {token_file: nowhere}\n" + VALID)
+    assert run(["check", str(file)]) == 1
+    assert "router.yaml:1:21: error[H127]: the file nowhere cannot be read: No such file" in capsys.readouterr().out
+    assert run(["check", str(file), "--no-files"]) == 0
 
 
 def test_the_text_is_to_the_letter_what_the_format_says(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +169,7 @@ def test_a_check_opens_no_socket_and_resolves_no_name(file: Path, monkeypatch: p
     file.write_text(
         'listen: router.example:8080\nreplicas: [{id: r1, url: "http://engine.example:8000", api_key_file: nowhere}]\n'
     )
+    Path("nowhere").write_text("key")
     for command in (["check", "router.yaml"], ["config", "show", "-c", "router.yaml"]):
         assert run(command) == 0
     with pytest.raises(Forbidden):

@@ -23,12 +23,16 @@ def test_there_are_sixty_files_and_no_orphans() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == {path.stem for path in FILES}
 
 
+def test_each_file_has_a_number_of_its_own() -> None:
+    assert sorted(int(path.stem.partition("-")[0]) for path in FILES) == list(range(1, len(FILES) + 1))
+
+
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_a_bad_file_gets_this_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
     loaded, problems = inspect(Path(path.name), {})
     if loaded is not None:
-        problems = [*problems, *loaded.pems(datetime.now(UTC))[1]]
+        problems = [*problems, *loaded.files(datetime.now(UTC))[1]]
     answer = render.text(problems, path.name) + "\n"
     expected = path.with_suffix(".txt")
     if os.environ.get("UPDATE_GOLDEN"):

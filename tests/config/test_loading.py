@@ -1,10 +1,11 @@
 """File and environment -> settings: what overrides what, whence a value is, and what the bounds are."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from router.diagnostics import ConfigError, Problem, Source
+from router.diagnostics import ConfigError, Problem, Severity, Source
 from router.document import MAX_DEPTH, parse
 from router.loading import MAX_BYTES, inspect, load
 
@@ -232,6 +233,25 @@ def test_secrets_are_read_from_files_beside_the_configuration(file: Path) -> Non
     )
     secrets = load(file, {}).secrets()
     assert (secrets.admin_token, secrets.api_keys) == ("t0ken", {"a": "k3y"})
+
+
+def test_settings_that_contradict_each_other_are_told_by_check_and_by_serve_where_somebody_wrote_them(
+    file: Path,
+) -> None:
+    file.write_text(VALID + "drain: {timeout: 10s}\ntimeouts: {request: 1m}\n")
+    assert inspect(file, {})[1] == []
+    loaded, problems = inspect(file, {"HOMING__DRAIN__ACCEPT": "11s"})
+    assert loaded is not None
+    for told in (problems, loaded.examined()[1]):
+        assert [(problem.code, problem.path, problem.severity) for problem in told] == [
+            ("H132", ("drain", "accept"), Severity.WARNING)
+        ]
+
+
+def test_a_name_that_no_file_can_have_is_told_like_one_that_is_not_there(file: Path) -> None:
+    file.write_text('admin: {token_file: "a\\0b"}\n' + VALID)
+    [problem] = load(file, {}).files(datetime.now(UTC))[1]
+    assert (problem.code, "cannot be read" in problem.message) == ("H127", True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"two\nlines", "schl\u00fcssel".encode(), b"\xff\xfe"])

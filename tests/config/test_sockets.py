@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -54,6 +55,34 @@ def test_a_socket_is_where_it_listens_and_a_name_is_taken_at_its_word(host: str,
         assert is_at(mine, Endpoint(host, port)) is at
         assert is_at(mine, Endpoint(host, 0)) is at
         assert not is_at(mine, Endpoint(host, port - 1))
+
+
+ALLOW = """
+import logging, resource, sys
+from router.sockets import allow_descriptors
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2256))
+allow_descriptors(int(sys.argv[1]))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def allowed(connections: int) -> list[str]:
+    """What a process says that may have 2,256 descriptors, and begins with 300."""
+    command = [sys.executable, "-c", ALLOW, str(connections)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+
+
+def test_a_process_takes_the_descriptors_that_it_may_have_and_says_nothing_when_they_are_enough() -> None:
+    assert allowed(1000) == ["2256 2256"]
+
+
+def test_where_the_system_grants_too_few_descriptors_the_log_says_how_many_it_takes_and_what_to_do() -> None:
+    warning, limits = allowed(1001)
+    assert warning.startswith("WARNING limits.connections: 1001 may take 2258 file descriptors in a worker")
+    assert "at most 2256 are granted: have the hard limit raised (LimitNOFILE=" in warning
+    assert warning.endswith("or set limits.connections: 1000")
+    assert limits == "2256 2256"
 
 
 def test_an_address_is_the_same_however_it_is_spelled() -> None:

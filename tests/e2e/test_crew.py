@@ -116,6 +116,15 @@ async def test_a_reload_changes_the_fleet_and_touches_no_stream(tmp_path: Path) 
             assert not any("r2" in worker.pools for worker in router.workers)
 
 
+async def test_a_reload_changes_how_many_replicas_make_the_router_ready(tmp_path: Path) -> None:
+    async with crewed(tmp_path, Engine()) as (router, _):
+        assert (await router.get("/readyz"))[0] == 200
+        router.write(ready={"min_replicas": 3})
+        assert (await router.post("/reload"))[0] == 200
+        status, said = await router.get("/readyz")
+        assert (status, "2 of 2 are ready, 3 wanted" in said) == (503, True)
+
+
 async def test_a_reload_changes_what_clients_may_take_and_how_long_anything_may_last(tmp_path: Path) -> None:
     """Of open connections, too, and of what is under way on them."""
     async with crewed(tmp_path, Engine()) as (router, _):

@@ -30,9 +30,9 @@ ALONE = {
 async def succeeded(router: Router, times: int = 1) -> None:
     """Put a new process in the router's place, for the so many-th time, and wait until it alone answers."""
     router.signal(signal.SIGUSR2)
-    await router.said("takes over", times)
+    await router.said("has taken over", times)
     await router.said("stopping: answers under way", times)
-    router.pid = int(re.findall(r"process (\d+) takes over", router.output())[-1])
+    router.pid = int(re.findall(r"process (\d+) has taken over", router.output())[-1])
     await eventually(lambda: answers(router))
 
 
@@ -46,6 +46,18 @@ def descriptors(pid: int) -> int:
 
 def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+async def test_what_a_new_process_was_told_of_prefixes_is_shown_before_prompts_confirm_it(tmp_path: Path) -> None:
+    async def told() -> bool:
+        return await router.metric("homing_snapshot_hashes") > 0
+
+    async with supervised(tmp_path, Engine()) as (router, _):
+        assert (await router.chat("word " * 1_000)).status == 200
+        await eventually(told)
+        await succeeded(router)
+        assert await told()
+        assert await router.metric("homing_index_blocks") == 0
 
 
 async def test_what_an_operator_has_drained_stays_drained(tmp_path: Path) -> None:
@@ -76,12 +88,13 @@ async def test_a_stop_amid_a_handover_stops_both(tmp_path: Path) -> None:
         [stream] = await streaming(router, 1)
         router.signal(signal.SIGUSR2)
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         router.signal(signal.SIGTERM)
-        successor = int(re.findall(r"process (\d+) takes over", router.output())[-1])
+        successor = int(re.findall(r"process (\d+) is to take over", router.output())[-1])
         await until(lambda: not lives(successor), WITHIN)
         await router.said("is not wanted any more")
-        assert router.output().count("takes over") == 1
+        assert "has taken over" not in router.output()
+        assert router.output().count("is to take over") == 1
         engine.end()
         await finished([stream])
         assert stream.whole
@@ -106,10 +119,10 @@ async def test_the_first_stop_of_a_process_that_was_replaced_cuts_nothing(tmp_pa
 async def test_a_reload_asked_for_amid_a_handover_reaches_the_new_process(tmp_path: Path) -> None:
     async with supervised(tmp_path, Engine()) as (router, _):
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         router.signal(signal.SIGHUP)
         await router.said("stopping")
-        router.pid = int(re.findall(r"process (\d+) takes over", router.output())[-1])
+        router.pid = int(re.findall(r"process (\d+) is to take over", router.output())[-1])
         await router.said("reloaded: nothing has changed", 2)
         assert (await router.get("/readyz"))[0] == 200
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -92,6 +94,7 @@ async def test_a_drain_cuts_what_has_not_ended_in_its_time_and_a_second_signal_e
         router.signal(signal.SIGTERM)
         await finished(streams)
         assert (await router.ended(), [stream.whole for stream in streams]) == (0, [False] * 3)
+        await router.said("3 requests had not ended within drain.timeout and were broken off")
     async with supervised(tmp_path, Engine(), drain={"timeout": "20s", "readiness": "keep"}) as (router, _):
         streams = await streaming(router, 3)
         router.signal(signal.SIGINT)
@@ -102,17 +105,39 @@ async def test_a_drain_cuts_what_has_not_ended_in_its_time_and_a_second_signal_e
         assert await router.ended() == 0
 
 
-async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go(tmp_path: Path) -> None:
+async def test_workers_whose_supervisor_is_killed_let_their_streams_end_and_go_and_another_can_start_at_once(
+    tmp_path: Path,
+) -> None:
     engine = Engine()
-    async with supervised(tmp_path, engine) as (router, _):
-        streams = await streaming(router, 3)
-        [worker] = router.workers()
+    home = tmp_path / "another"
+    home.mkdir()
+    async with supervised(tmp_path, engine, workers=2) as (router, _):
+        streams = await streaming(router, 8)
+        workers = router.workers()
         router.signal(signal.SIGKILL)
-        await router.said("the supervisor is gone")
-        engine.end()
-        await finished(streams)
-        assert all(stream.whole for stream in streams)
-        await until(lambda: not Path(f"/proc/{worker}").exists(), WITHIN)
+        ports: dict[str, Any] = {
+            "listen": router.url.removeprefix("http://"),
+            "admin": router.admin_url.removeprefix("http://"),
+        }
+        async with supervised(home, engine, **ports) as (another, _):
+            assert (await another.chat()).status == 200
+            assert not any(stream.task.done() for stream in streams)
+            engine.end()
+            await finished(streams)
+            assert all(stream.whole for stream in streams)
+            await until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), WITHIN)
+        await router.said("the supervisor is gone: draining", 2)
+
+
+async def test_workers_get_the_descriptors_that_the_system_grants_whatever_they_begin_with(tmp_path: Path) -> None:
+    begin, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(begin, 512), most))
+    try:
+        async with supervised(tmp_path, Engine(), workers=2) as (router, _):
+            assert [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in router.workers()] == [(most, most)] * 2
+            assert router.output().count("file descriptors in a worker") <= 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (begin, most))
 
 
 RATE = 100.0
@@ -162,7 +187,7 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
         await until(lambda: len(load.statuses) > 20)
         router.write(workers=3)
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         await until(lambda: any(router.workers(pid) for pid in router.workers()), WITHIN)
         old, successor = router.pid, next(pid for pid in router.workers() if router.workers(pid))
         router.pid = successor
@@ -187,12 +212,14 @@ async def test_a_new_process_takes_the_place_of_an_old_one_under_load_and_nobody
 
 async def test_a_new_process_that_cannot_serve_leaves_the_old_one_in_its_place(tmp_path: Path) -> None:
     async with supervised(tmp_path, Engine()) as (router, _):
-        router.write(log={"level": "warning"})
+        router.write(log={"level": "debug"})
         router.signal(signal.SIGHUP)
-        await router.said("reloaded: log.level info -> warning")
+        await router.said("reloaded: log.level info -> debug")
         router.config.write_text("replicas: [")
         router.signal(signal.SIGUSR2)
         await router.said("this one goes on")
+        assert "is to take over" in router.output()
+        assert "has taken over" not in router.output()
         assert (await router.chat()).status == 200
         assert (await router.get("/readyz"))[0] == 200
 

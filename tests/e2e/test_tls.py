@@ -201,6 +201,31 @@ async def test_the_cas_of_replicas_are_replaced_without_breaking_streams(tmp_pat
         assert all(stream.whole for stream in streams)
 
 
+async def test_a_new_certificate_for_clients_costs_no_idle_connection_to_a_replica(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shutil.copy(authority.ca, tmp_path / "ca.pem")
+    put(authority.pair(), tmp_path)
+    engine = Engine()
+    tls = SECTION | {"replicas": {"ca_file": "ca.pem"}}
+    async with ScriptedReplica(engine, tls=authority.serving()) as replica, crewed(tmp_path, engine, tls=tls) as crew:
+        router = crew[0]
+        router.tls = authority.trusting()
+        router.write(replicas=listed([replica]))
+        assert (await router.post("/reload"))[0] == 200
+        await router.ready("r1")
+        assert (await router.chat()).status == 200
+        pools = [worker.pools["r1"] for worker in router.workers]
+        assert sum(pool.idle for pool in pools) == 1
+        put(authority.pair(), tmp_path)
+        assert (await router.post("/reload"))[1]["changed"] == CHANGED
+        assert sum(pool.idle for pool in pools) == 1
+        with (tmp_path / "ca.pem").open("ab") as bundle:
+            bundle.write(authority.pair().certificate.read_bytes())
+        assert (await router.post("/reload"))[0] == 200
+        assert sum(pool.idle for pool in pools) == 0
+
+
 async def is_down(router: Face, replica: str) -> bool:
     found = (await router.fleet())["replicas"].get(replica)
     return found is not None and found["state"] == "down" and "tls.replicas.ca_file" in found["reason"]
@@ -232,7 +257,7 @@ async def test_a_new_supervisor_takes_over_with_a_new_certificate_and_breaks_no_
         streams = await streaming(router, 10)
         second = put(authority.pair(), tmp_path)
         router.signal(signal.SIGUSR2)
-        await router.said("takes over")
+        await router.said("is to take over")
         await until(lambda: any(router.workers(pid) for pid in router.workers()), WITHIN)
         router.pid = next(pid for pid in router.workers() if router.workers(pid))
         await eventually(lambda: shows(router, second))

@@ -1,10 +1,14 @@
 """A client's connection: how long it stays, what is refused and how, and what one client cannot do to the router."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
+from router.admin.tally import REJECTED
 from router.proxy import server
+from router.proxy.bounds import Late
 from tests.browser import asked, chat, connected, get, post
 from tests.rig import scripted, until
 from tests.scripted import Call, ScriptedReplica, hang, whole
@@ -99,10 +103,11 @@ BAD = {
 async def test_what_is_no_request_is_refused_and_the_connection_closes(data: bytes, status: int) -> None:
     async with scripted(whole()) as (rig, [replica]), connected(rig) as client:
         answer = await client.asks(data)
-        assert (answer.status, answer.code, answer["connection"]) == (status, "bad_request", "close")
+        code = "too_large" if status == 431 else "bad_request"
+        assert (answer.status, answer.code, answer["connection"]) == (status, code, "close")
         assert await client.closed()
         assert replica.calls == []
-        assert (rig.record.status, rig.record.rejected) == (status, "bad_request")
+        assert (rig.record.status, rig.record.rejected) == (status, code)
 
 
 async def test_a_body_over_the_limit_is_refused_while_it_is_sent() -> None:
@@ -160,6 +165,7 @@ async def test_a_stop_ends_what_does_not_end_in_time() -> None:
         await until(lambda: replica.calls)
         await rig.stop()
         await asyncio.wait_for(replica.calls[0].gone.wait(), 2.0)
+        assert (await client.answer()).status == 503
         assert await client.closed()
 
 
@@ -181,3 +187,13 @@ async def test_requests_sent_ahead_of_a_stop_are_answered() -> None:
         answers = [await client.answer() for _ in range(5)]
         assert [answer.body for answer in answers] == [b"ok"] * 5
         await stop
+
+
+def test_the_manual_names_every_error() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    table = manual.partition("## The router's own errors")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [code for cell in cells for code in re.findall("`(.*?)`", cell)]
+    lost = {"replica_unreachable", "replica_lost", "retry_budget_exhausted"}
+    ours = {*REJECTED, "model_not_found", *(late.value for late in Late)} - {"unknown_model"}
+    assert sorted(named) == sorted(ours | lost)

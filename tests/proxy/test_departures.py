@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from router.core.record import Phase
 from router.proxy.departures import Departures
 from tests.browser import chat, connected, get, post
 from tests.rig import scripted, until
@@ -109,7 +108,7 @@ async def test_a_client_that_is_not_read_ends_with_a_drain_like_any_other() -> N
         await client.send(post("/v1/anything", b"x" * 1_000_000))
         await until(lambda: not rig.client._transport.is_reading())
         await rig.stop()
-        assert (len(rig.worker.clients), rig.record.left) == (0, Phase.WAITING)
+        assert (len(rig.worker.clients), rig.record.rejected) == (0, "draining")
 
 
 async def test_both_ends_of_a_router_are_probed_when_they_are_silent() -> None:

@@ -267,6 +267,75 @@ async def test_a_request_that_takes_too_long_ends_in_the_queue() -> None:
         assert (len(replica.calls), len(rig.worker.waiting.depths)) == (1, 0)
 
 
+# The router's own time.
+
+
+STOPS: dict[str, Any] = {"drain": {"timeout": "50ms"}}
+BREAKS = {
+    "/v1/chat/completions": (b'data: {"error":', "server_error"),
+    "/v1/completions": (b'data: {"error":', "server_error"),
+    "/v1/responses": (b'event: error\ndata: {"type":"error","code":"draining",', "error"),
+    "/v1/messages": (b'event: error\ndata: {"type":"error","error":', "overloaded_error"),
+}
+"""How a stream of each begins its last event, and that error's type."""
+
+
+@pytest.mark.parametrize("path", BREAKS)
+async def test_a_stream_that_a_stop_breaks_off_ends_with_its_apis_error(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = chunks(*[b"data: x\n\n"] * 1_000, gap=0.01)
+    async with scripted(endless, **STOPS) as (rig, _), connected(rig) as client:
+        await client.send(post(path, {"model": "sim", "prompt": "x", "input": "x", "messages": [], "stream": True}))
+        await until(lambda: rig.worker.fleet.replica("r1").requests)
+        await rig.stop()
+        answer = await client.answer()
+        begin, kind = BREAKS[path]
+        assert (answer.status, answer.whole) == (200, False)
+        assert begin in answer.body
+        assert f'"type":"{kind}"'.encode() in answer.body[answer.body.index(begin) :]
+        assert (rig.record.rejected, rig.record.left, ended(rig)) == ("draining", None, (Outcome.ABORTED, None))
+    assert "1 requests had not ended within drain.timeout and were broken off" in caplog.text
+
+
+async def test_a_request_that_a_stop_leaves_unanswered_is_refused_with_503_and_may_try_again() -> None:
+    async with scripted(hang, **STOPS) as (rig, [replica]), connected(rig) as client:
+        await client.send(chat() + chat())  # The second never begins.
+        await until(lambda: replica.calls)
+        await rig.stop()
+        answer = await client.answer()
+        assert (answer.status, answer.code, answer["retry-after"], answer["connection"]) == (
+            503,
+            "draining",
+            "1",
+            "close",
+        )
+        assert await client.closed()
+        await asyncio.wait_for(replica.calls[0].gone.wait(), WITHIN)
+        assert (len(rig.records), rig.record.rejected, rig.record.left) == (1, "draining", None)
+
+
+async def test_a_request_that_is_not_whole_when_the_router_stops_is_refused() -> None:
+    async with scripted(whole(), **STOPS) as (rig, [replica]), connected(rig) as client:
+        await client.send(chat("x" * 1_000)[:-1])
+        await until(lambda: rig.worker.proxy.buffered)
+        stop = rig.stop()
+        answer = await client.answer()
+        assert (answer.status, answer.code, answer["connection"]) == (503, "draining", "close")
+        client.close()
+        await stop
+        assert replica.calls == []
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_a_stop() -> None:
+    flood = chunks(*[b"data: x\n\n" * 10_000] * 1_000)
+    async with scripted(flood, **STOPS) as (rig, _), connected(rig, buffer=4096) as client:
+        await client.send(chat(stream=True))
+        await until(lambda: rig.worker.fleet.replica("r1").requests and rig.client._paused)
+        await asyncio.wait_for(rig.stop(), WITHIN)
+        assert (rig.record.rejected, len(rig.worker.clients)) == ("draining", 0)
+
+
 @pytest.mark.parametrize("phase", ["first byte", "stream"])
 async def test_without_times_nothing_ends(phase: str) -> None:
     script = hang if phase == "first byte" else sent(STREAM + b"3\r\none\r\n")

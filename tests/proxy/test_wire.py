@@ -209,8 +209,8 @@ def test_a_host_may_be_missing_in_http_1_0() -> None:
 def test_a_head_has_a_bound_however_it_arrives(piece: int) -> None:
     for filler in (b"X: " + b"a" * MAX_HEAD, b"\r\n".join([b"X: " + b"a" * 1000] * 70)):
         data = b"GET / HTTP/1.1\r\nHost: a\r\n" + filler + b"\r\n\r\n"
-        assert refusal(*[data[at : at + piece] for at in range(0, len(data), piece)]) == (431, "bad_request")
-    assert refusal(b"GET /" + b"a" * MAX_HEAD + b" HTTP/1.1\r\nHost: a\r\n\r\n") == (414, "bad_request")
+        assert refusal(*[data[at : at + piece] for at in range(0, len(data), piece)]) == (431, "too_large")
+    assert refusal(b"GET /" + b"a" * MAX_HEAD + b" HTTP/1.1\r\nHost: a\r\n\r\n") == (414, "too_large")
 
 
 def test_a_head_below_the_bound_is_taken_in_one_piece_or_many() -> None:
@@ -228,8 +228,8 @@ def test_what_is_neither_head_nor_body_has_a_bound_too() -> None:
     """A trailer, or a chunk's extension, that never ends must not fill memory."""
     start = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     endless = [b"a" * 8192] * 20
-    assert refusal(start + b"0\r\nX-Trailer: ", *endless) == (431, "bad_request")
-    assert refusal(start + b"1;extension=", *endless) == (431, "bad_request")
+    assert refusal(start + b"0\r\nX-Trailer: ", *endless) == (431, "too_large")
+    assert refusal(start + b"1;extension=", *endless) == (431, "too_large")
 
 
 def test_many_small_chunks_are_no_head() -> None:
