@@ -134,7 +134,7 @@ class News:
                 fleet.peers.loaded(message.peer, message.sequence, loads, message.whole, now)
             case Placed():
                 for replica, parent, hashes in message.placed:
-                    fleet.placed(replica, parent, hashes)
+                    fleet.placed(replica, parent, hashes, now)
             case Learned():
                 models = [messages.model(row) for row in message.models]
                 fleet.peers.learned(message.peer, models, [messages.rate(row) for row in message.rates], now)
