@@ -80,4 +80,4 @@ class Incoming:
 
 def is_whole(batch: Batch) -> bool:
     """Whether it holds all of a router's load, and so all that one who joins must know of it."""
-    return any([isinstance(message, Load) and message.whole for message in batch.news])
+    return any(isinstance(message, Load) and message.whole for message in batch.news)

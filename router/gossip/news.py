@@ -3,7 +3,8 @@
 On a request's path it only notes (types.News). While there is something to tell, placements and changed loads go out
 together at each full 20 ms of the wall clock: at the same moments as those of all other workers and routers, so that
 whoever passes them on or hears them wakes up once for all of them (D31). A dispatch is known everywhere within some
-25 ms. Every second all of the load and what was learned goes out, as the heartbeat, whether or not anything has changed.
+25 ms. Every second all of the load and what was learned goes out, as the heartbeat, whether anything has changed or
+not.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from redis.exceptions import InvalidResponse, NoPermissionError, RedisError, Res
 from router.gossip.lines import BEAT, GAP, End
 
 GRACE = 0.003
-"""Seconds in which what was sent at one moment on several hosts arrives: their clocks differ by a millisecond or two."""
+"""Seconds in which what was sent at one moment on several hosts arrives: clocks differ by a millisecond or two."""
 
 TIMEOUT = 1.0
 """Seconds for Redis to answer one command; it takes a millisecond. What waits meanwhile goes out in one batch."""
@@ -87,7 +87,7 @@ def _refusal(text: str) -> ResponseError:
 
 
 class Talk:
-    """One session's news. `observe` takes operation, outcome and seconds; `echoed` is called when something that we have
+    """One session's news. `observe` takes operation, outcome and seconds; `echoed` is called when something that was
     sent has come back."""
 
     def __init__(
