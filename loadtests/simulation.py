@@ -193,7 +193,7 @@ class _Simulation:
         name, clock = f"router-{number + 1}", self._clock
         fleet = Fleet(plan.policy(), plan.settings)
         if len(plan.shares) > 1 and not plan.gossip.dead:
-            news = News(clock.loop, fleet, name, partial(self._bus.send, name), clock.time)
+            news = News(clock.loop, fleet, name, partial(self._bus.send, name), clock.time, clock.time)
             self._bus.join(name, news)
             clock.at(number / len(plan.shares), news.start)
         waiting = Waiting(clock.loop, plan.queue_requests, plan.queue_seconds)

@@ -96,7 +96,7 @@ class Worker:
         self.fleet = Fleet(config.routing.make(), config.fleet_settings())
         self.waiting = Waiting(loop, config.routing.queue.max_requests, config.routing.queue.max_seconds)
         self._reporter = Reporter(loop, channel.send)
-        self._news = News(loop, self.fleet, peer, channel.send, time.monotonic)
+        self._news = News(loop, self.fleet, peer, channel.send, time.monotonic, time.time)
         self._log: RequestLog | None = None
         self.pools: dict[ReplicaId, Pool] = {}
         self._retired: list[Pool] = []

@@ -370,14 +370,14 @@ class Fleet:
             for model, group in self._groups.items()
         ]
 
-    def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
+    def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int], now: float) -> None:
         """Another router placed a chain (types.News). Nothing happens for a replica that is no member."""
         member = self._replicas.get(replica)
         if member is None:
             return
         learned = self._first(member).learned
         per_block = max(1.0, self._settings.block * learned.tokens_per_byte)
-        self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block))
+        self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block), now)
 
     def corrected(self, replica: ReplicaId, block: int) -> None:
         """Another router heard that an engine no longer had a block (types.News)."""
@@ -386,7 +386,7 @@ class Fleet:
 
     def _first(self, member: Replica) -> Group:
         """The group of a replica's first model: one engine, one kind of prompts."""
-        return next((self._groups[model] for model in sorted(member.models)), self._everyone)
+        return self._groups[min(member.models)] if member.models else self._everyone
 
     def _bound(self, member: Replica, learned: Learned, per_block: float) -> int:
         """A replica's KV cache less the outputs in flight, in blocks of `per_block` tokens."""

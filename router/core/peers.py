@@ -166,21 +166,24 @@ class Peers:
 
     def assumed(self) -> dict[ReplicaId, Assumed]:
         """What the others are taken to have added, by replica, since each was last heard."""
-        unsettled = [(peer.news_at, peer.share) for peer in self._peers.values() if not peer.settled]
+        unsettled = sorted([(peer.news_at, peer.share) for peer in self._peers.values() if not peer.settled])
         sent = self._sent
         if not unsettled:
             sent.clear()  # What was sent before the next news is in its past.
-        oldest = min(unsettled)[0] if unsettled else 0.0
-        while sent and sent[0].at <= oldest:
+            return {}
+        while sent and sent[0].at <= unsettled[0][0]:
             sent.popleft()
-        added: dict[ReplicaId, Assumed] = {}
-        for one in sent:
-            share = sum([share for news_at, share in unsettled if one.at > news_at])
-            before = added.get(one.replica) or Assumed()
-            added[one.replica] = Assumed(
-                before.requests + share, before.uncached + share * one.uncached, before.tokens + share * one.tokens
-            )
-        return added
+        added: dict[ReplicaId, list[float]] = {}
+        older, share = 0, 0.0  # Routers whose last news is older than what was sent, and their shares.
+        for at, replica, uncached, tokens in sent:
+            while older < len(unsettled) and unsettled[older][0] < at:
+                share += unsettled[older][1]
+                older += 1
+            sums = added.setdefault(replica, [0.0, 0.0, 0.0])
+            sums[0] += share
+            sums[1] += share * uncached
+            sums[2] += share * tokens
+        return {replica: Assumed(*sums) for replica, sums in added.items()}
 
     def _peer(self, name: PeerId, now: float) -> _Peer:
         peer = self._peers.get(name)
@@ -191,23 +194,26 @@ class Peers:
 
     def _sum(self, replica: ReplicaId, now: float) -> None:
         """Sum the others' load on a replica anew, with what was recent decayed to now."""
-        member = self._replicas[replica]
-        loads = [peer.loads[replica] for peer in self._peers.values() if replica in peer.loads]
+        member, found = self._replicas[replica], False
+        requests = unstarted = backlog = context = drained_requests = 0
+        drained_tokens, recent, tau = 0.0, 0.0, member.tau
+        for peer in self._peers.values():
+            told = peer.loads.get(replica)
+            if told is not None:
+                found, (load, at) = True, told
+                requests += load.requests
+                unstarted += load.unstarted
+                backlog += load.backlog
+                context += load.context
+                drained_requests += load.drained_requests
+                drained_tokens += load.drained_tokens
+                if load.recent:
+                    recent += load.recent * math.exp((at - now) / tau)
         member.changes += 1
         member.others_at = now
-        if not loads:
-            member.others = None
-            return
-        tau = member.tau
-        member.others = Totals(
-            sum([load.requests for load, _ in loads]),
-            sum([load.unstarted for load, _ in loads]),
-            sum([load.backlog for load, _ in loads]),
-            sum([load.context for load, _ in loads]),
-            sum([load.drained_requests for load, _ in loads]),
-            sum([load.drained_tokens for load, _ in loads]),
-            sum([load.recent and load.recent * math.exp((at - now) / tau) for load, at in loads]),
-        )
+        member.others = None
+        if found:
+            member.others = Totals(requests, unstarted, backlog, context, drained_requests, drained_tokens, recent)
 
     def _share_hot(self) -> None:
         nothing: frozenset[int] = frozenset()

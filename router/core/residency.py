@@ -43,7 +43,7 @@ class _Run(Segment):
         self.pins = 0
         self.released = _PINNED
         self.fresh = True
-        self.told_at = -math.inf  # When other routers were last told that it is in use.
+        self.told_at = -math.inf  # When routers last told one another that it is in use.
 
     def head(self, hashes: list[int]) -> "_Run":
         head = _Run(self.start, hashes, self.parent)
@@ -277,8 +277,9 @@ class Residency:
 
     # What other routers tell.
 
-    def learn(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int], capacity: int) -> None:
+    def learn(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int], capacity: int, now: float) -> None:
         """Another router placed `hashes` behind the block `parent` (None: at a chain's start); none: it used that.
+        All routers hear it, so none needs to tell of it for a while.
 
         Where the parent is not known here nothing is learned: a chain counts from its start or not at all.
         """
@@ -291,6 +292,8 @@ class Residency:
                 return
             chain = [*runs.path(parent), *hashes]
         placement = self.place(replica, chain, capacity)
+        if placement.last is not None:
+            placement.last.told_at = now
         self.confirm(placement)
         self.release(placement)
 

@@ -3,7 +3,8 @@
 A frame is a little-endian length of four bytes and so many bytes of a message. What the peer does not take piles up to
 a bound; beyond it messages are dropped and counted, by kind. Load, beliefs and members are told anew soon, so a loss
 makes them staler and nothing else. A message that is told once and `must` arrive is queued in any case: these are few,
-and come at the pace of an operator. A peer that sends what is no message is cut off.
+and come at the pace of an operator. What is sent in one turn of the loop is one write, and wakes the peer up once. A
+peer that sends what is no message is cut off.
 """
 
 import asyncio
@@ -35,6 +36,9 @@ class Channel(asyncio.Protocol):
     def __init__(self, codec: Codec, heard: Callable[[AnyMessage, bytes], None], lost: Callable[[], None]) -> None:
         self._codec, self._heard, self._lost = codec, heard, lost
         self._buffer = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._frames: list[bytes] = []  # For the next write.
+        self._framed = 0  # Bytes of these.
         self._transport: asyncio.Transport | None = None
         self.closed = asyncio.Event()
         self.dropped: Counter[str] = Counter()
@@ -59,14 +63,25 @@ class Channel(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if transport.get_write_buffer_size() > MAX_WAITING and not must:
+        if transport.get_write_buffer_size() + self._framed > MAX_WAITING and not must:
             self.dropped[kind] += 1
-        else:
-            transport.write(data)
+            return
+        if not self._frames:
+            self._loop.call_soon(self._write)
+        self._frames.append(data)
+        self._framed += len(data)
+
+    def _write(self) -> None:
+        transport = self._transport
+        if self._frames and transport is not None and not transport.is_closing():
+            transport.write(b"".join(self._frames))
+        self._frames.clear()
+        self._framed = 0
 
     def close(self) -> None:
         """Close when what was sent is out."""
         if self._transport is not None:
+            self._write()
             self._transport.close()
 
     def cut(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from router.core.peers import TTL, PeerId
-from router.gossip.messages import Batch, Bye, Load
+from router.gossip.messages import Batch, Bye, Full, Load
 from router.gossip.seal import Flaw, Seal, Unusable
 
 MAX_PEERS = 64
@@ -46,9 +46,10 @@ class Incoming:
         except Unusable as error:
             self.dropped[error.flaw] += 1
             return
-        if any(isinstance(message, Bye) for message in batch.news):
-            self._lose(batch.peer)
-            return
+        for message in batch.news:
+            if isinstance(message, Bye):
+                self._lose(batch.peer)
+                return
         self._heard_at[batch.peer] = now
         self._heard(batch, payload)
 
@@ -67,8 +68,9 @@ class Incoming:
             batch = self._decoder.decode(payload)
         except msgspec.DecodeError as error:
             raise Unusable(Flaw.MALFORMED) from error
-        if any(getattr(message, "peer", batch.peer) != batch.peer for message in batch.news):
-            raise Unusable(Flaw.MALFORMED)
+        for message in batch.news:
+            if not isinstance(message, Full) and message.peer != batch.peer:
+                raise Unusable(Flaw.MALFORMED)
         if batch.block != self._block:
             raise Unusable(Flaw.SETTINGS)
         if batch.peer not in self._heard_at and len(self._heard_at) >= MAX_PEERS:

@@ -1,9 +1,10 @@
 """A worker's end of the gossip: what it tells other routers of itself, and what it does with what they tell.
 
-On a request's path it only notes (types.News). A timer that runs while there is something to tell sends placements at
-most every 10 ms and changed loads at most every 20 ms, so a dispatch is known everywhere within some 30, and within a
-few after a pause. Every second all of the load and what was learned goes out, as the heartbeat, whether or not anything
-has changed.
+On a request's path it only notes (types.News). While there is something to tell, placements and changed loads go out
+together at each full 20 ms of the wall clock: at the same moments as those of all other workers and routers, so that
+whoever passes them on or hears them wakes up once for all of them (D31). A dispatch is known everywhere within some
+25 ms. Every second all of the load and what was learned goes out, as the heartbeat, whether anything has changed or
+not.
 """
 
 import asyncio
@@ -30,14 +31,11 @@ from router.gossip.messages import (
     Summary,
 )
 
-TICK = 0.01
-"""Seconds between sends of placements."""
+TICK = 0.02
+"""Seconds between sends (DESIGN section 8 has this for loads)."""
 
 SOON = 0.002
-"""Seconds that the first dispatch after a pause waits for others to come along: a burst's first few milliseconds."""
-
-LOADS = 0.02
-"""Seconds between sends of loads (DESIGN section 8)."""
+"""Seconds that a send is away at least: timers may fire a millisecond early, and would then fire twice."""
 
 BEAT = 1.0
 """Seconds between heartbeats; silence of twice as long drops a router (core/peers.py)."""
@@ -49,7 +47,8 @@ _Seen = tuple[int, int, int]
 
 
 class News:
-    """types.News of one worker. `send` takes a message and never waits; `now` is monotonic seconds."""
+    """types.News of one worker. `send` takes a message and never waits; `now` is monotonic seconds, `wall` those of a
+    clock that all routers share, as far as hosts can."""
 
     def __init__(
         self,
@@ -58,12 +57,13 @@ class News:
         peer: PeerId,
         send: Callable[[Message], None],
         now: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
-        self._loop, self._fleet, self._peer, self._send, self._now = loop, fleet, peer, send, now
+        self._loop, self._fleet, self._peer, self._send = loop, fleet, peer, send
+        self._now, self._wall = now, wall
         self._placed: list[PlacedRow] = []
         self._sequence = 0
         self._told: dict[ReplicaId, _Seen] = {}
-        self._loaded_at = self._ticked_at = 0.0
         self._confirmed = True
         self._ticking: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
@@ -86,8 +86,7 @@ class News:
 
     def leased(self) -> None:
         if self._ticking is None:
-            wait = max(SOON, self._ticked_at + TICK - self._now())
-            self._ticking = self._loop.call_later(wait, self._tick)
+            self._await_tick()
 
     def placed(self, replica: ReplicaId, parent: int | None, hashes: Sequence[int]) -> None:
         if len(self._placed) >= MAX_PLACED:
@@ -134,7 +133,7 @@ class News:
                 fleet.peers.loaded(message.peer, message.sequence, loads, message.whole, now)
             case Placed():
                 for replica, parent, hashes in message.placed:
-                    fleet.placed(replica, parent, hashes)
+                    fleet.placed(replica, parent, hashes, now)
             case Learned():
                 models = [messages.model(row) for row in message.models]
                 fleet.peers.learned(message.peer, models, [messages.rate(row) for row in message.rates], now)
@@ -165,21 +164,24 @@ class News:
                 changed[replica.id] = replica.totals(now, now - replica.last_sign)
         if changed:
             self._sequence += 1
-            self._loaded_at, self._confirmed = now, False
+            self._confirmed = False
             self._send(Load(self._peer, self._sequence, False, changed))
+
+    def _await_tick(self) -> None:
+        wait = TICK - self._wall() % TICK
+        self._ticking = self._loop.call_later(wait if wait > SOON else wait + TICK, self._tick)
 
     def _tick(self) -> None:
         """Between two dispatches of one replica its counters only fall, so the three of them tell any change."""
-        self._ticking, self._ticked_at = None, self._now()
+        self._ticking = None
         self._flush_placed()
-        if self._now() - self._loaded_at >= LOADS:
-            before = self._sequence
-            self.tell_loads()
-            if before == self._sequence and not self._confirmed:
-                self._confirmed = True
-                self._send(Load(self._peer, self._sequence, False, {}))
+        before = self._sequence
+        self.tell_loads()
+        if before == self._sequence and not self._confirmed:
+            self._confirmed = True
+            self._send(Load(self._peer, self._sequence, False, {}))
         if not self._confirmed or any(replica.requests for replica in self._fleet.replicas):
-            self._ticking = self._loop.call_later(TICK, self._tick)
+            self._await_tick()
 
     def _flush_placed(self) -> None:
         if self._placed:
@@ -190,7 +192,7 @@ class News:
         self._beating = self._loop.call_later(BEAT, self._beat)
         now, fleet = self._now(), self._fleet
         self._sequence += 1
-        self._loaded_at, self._confirmed = now, True
+        self._confirmed = True
         self._told = {each.id: (each.dispatches, each.unstarted, each.requests) for each in fleet.replicas}
         whole = {each.id: each.totals(now, now - each.last_sign) for each in fleet.replicas if each.dispatches}
         self._send(Load(self._peer, self._sequence, True, whole))

@@ -19,7 +19,6 @@ from random import Random
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
@@ -27,15 +26,10 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
 
-from router.gossip.lines import BEAT, GAP, End
+from router.gossip.lines import End
+from router.gossip.talk import TIMEOUT, Talk
 
 log = logging.getLogger("homing.gossip")
-
-TIMEOUT = 1.0
-"""Seconds for Redis to answer one command; it takes a millisecond. What waits meanwhile goes out in one batch."""
-
-SILENCE = 3.0
-"""Seconds in which three heartbeats of our own should have come back."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds before a new session, doubling, each times 0.5 to 1.5. The longest is short because sixteen routers that try
@@ -96,14 +90,14 @@ class RedisLine:
 
     def __init__(self, access: Access, channel: str, end: End, observe: Observe, rng: Random) -> None:
         self._access, self._channel, self._end, self._observe, self._rng = access, channel, end, observe, rng
-        self._wanted = asyncio.Event()
         self._news: Redis | None = None
-        self._alive = self._due = False
-        self._echoed_at = 0.0
+        self._talk: Talk | None = None
+        self._alive = False
         self._problem: str | None = None
 
     def wake(self) -> None:
-        self._wanted.set()
+        if self._talk is not None:
+            self._talk.wake()
 
     async def run(self) -> None:
         pause = FIRST_PAUSE
@@ -123,53 +117,20 @@ class RedisLine:
 
     async def _session(self) -> None:
         """Speak with Redis until something goes wrong."""
-        async with connected(self._access) as (news, keys), news.pubsub() as heard:
-            await self._timed("subscribe", heard.subscribe(self._channel))
+        async with connected(self._access) as (news, keys):
+            ear, mouth = await _connection(news), await _connection(news)
+            self._talk = Talk(ear, mouth, self._channel, self._end, self._observe, self._echoed)
             self._news, store = news, RedisStore(keys, self._timed, self._partly)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._listen(heard))
-                    tasks.create_task(self._speak(await _mouth(news)))
-                    tasks.create_task(self._beat())
+                    tasks.create_task(self._talk.run())
                     tasks.create_task(self._keep(store))
             finally:
-                self._news, self._alive = None, False
+                self._news, self._talk, self._alive = None, None, False
 
-    async def _listen(self, heard: PubSub) -> None:
-        while True:
-            # Without a time limit of its own, which would cost more than the reading: `_beat` looks.
-            message = await heard.get_message(timeout=None)
-            if message is not None and message["type"] == "message" and self._end.hear(message["data"]):
-                self._echoed_at, self._alive = time.monotonic(), True
-                self._turn(self._problem)
-
-    async def _beat(self) -> None:
-        """Have the heartbeat told in time, and see that it comes back."""
-        self._echoed_at = time.monotonic()
-        while time.monotonic() - self._echoed_at <= SILENCE:
-            self._due = True
-            self._wanted.set()
-            await asyncio.sleep(BEAT)
-        raise TimeoutError(f"nothing that was sent has come back for {SILENCE:g} s")
-
-    async def _speak(self, mouth: AbstractConnection) -> None:
-        """Publish over a connection that is for nothing else: it costs a third of the client's way through its pool."""
-        last = 0.0
-        while True:
-            await self._wanted.wait()
-            await asyncio.sleep(max(0.0, last + GAP - time.monotonic()))
-            self._wanted.clear()
-            due, self._due = self._due, False
-            data = self._end.beat() if due else self._end.tell()
-            if data is not None:
-                last = time.monotonic()
-                await self._timed("publish", self._publish(mouth, data))
-            if due:
-                self._wanted.set()  # What it was wanted for else, if anything.
-
-    async def _publish(self, mouth: AbstractConnection, data: bytes) -> None:
-        await mouth.send_command("PUBLISH", self._channel, data)
-        await mouth.read_response()
+    def _echoed(self) -> None:
+        self._alive = True
+        self._turn(self._problem)
 
     async def _keep(self, store: "RedisStore") -> None:
         await self._end.join(store)
@@ -273,8 +234,8 @@ async def connected(access: Access) -> AsyncIterator["tuple[Redis, Redis | Redis
         yield news, keys
 
 
-async def _mouth(news: Redis) -> AbstractConnection:
-    """A connection of its own."""
+async def _connection(news: Redis) -> AbstractConnection:
+    """One that is connected, for a single use."""
     connection: AbstractConnection = await news.connection_pool.get_connection()  # type: ignore[no-untyped-call]
     return connection
 

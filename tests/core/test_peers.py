@@ -350,25 +350,25 @@ def test_what_one_router_places_the_other_believes() -> None:
     answered(here, ask(("a", 3), ("b", 1)))
     answered(here, longer)
     for told in notes.placements:
-        there.placed(*told)
+        there.placed(*told, now=0.0)
     route = routed(there, longer)
     assert (route.replica, route.cached) == (home, 5 * 128)
 
 
 def test_a_placement_behind_what_is_not_known_here_teaches_nothing() -> None:
     fleet = fleet_of(1)
-    fleet.placed("r0", 12345, [1, 2])
-    fleet.placed("r9", None, [1, 2])
+    fleet.placed("r0", 12345, [1, 2], 0.0)
+    fleet.placed("r9", None, [1, 2], 0.0)
     assert len(fleet.residency) == 0
 
 
 def test_a_touch_keeps_a_chain_from_being_evicted() -> None:
     fleet = Fleet(PrefixAffinity(), FleetSettings(index_blocks=6))
     fleet.join([ReplicaSpec("r0")], 0.0)
-    fleet.placed("r0", None, [1, 2])
-    fleet.placed("r0", None, [3, 4])
-    fleet.placed("r0", 2, [])
-    fleet.placed("r0", None, [5, 6, 7])
+    fleet.placed("r0", None, [1, 2], 0.0)
+    fleet.placed("r0", None, [3, 4], 0.0)
+    fleet.placed("r0", 2, [], 0.0)
+    fleet.placed("r0", None, [5, 6, 7], 0.0)
     assert fleet.residency.depths([1, 2]) == {"r0": 2}
     assert fleet.residency.depths([3, 4]) == {"r0": 1}
 
@@ -393,8 +393,8 @@ def test_a_correction_is_told_with_what_was_computed_anew() -> None:
 def test_a_correction_drops_what_was_used_before_the_block_that_is_gone() -> None:
     fleet = fleet_of(1)
     for chain in ([1, 2, 3, 4], [5, 6], [7, 8]):
-        fleet.placed("r0", None, chain)
-    fleet.placed("r0", 8, [])
+        fleet.placed("r0", None, chain, 0.0)
+    fleet.placed("r0", 8, [], 0.0)
     fleet.corrected("r0", 6)
     fleet.corrected("r0", 99)
     fleet.corrected("r9", 6)
@@ -491,12 +491,12 @@ def test_leases_on_a_replica_that_has_left_end_as_they_would_have() -> None:
 
 def test_who_joins_takes_the_place_of_who_left_and_nothing_of_its_belief() -> None:
     fleet = fleet_of(3)
-    fleet.placed("r0", None, [1, 2])
-    fleet.placed("r1", None, [1, 2, 3])
+    fleet.placed("r0", None, [1, 2], 0.0)
+    fleet.placed("r1", None, [1, 2, 3], 0.0)
     fleet.leave("r0")
     fleet.join([ReplicaSpec("r7")], 0.0)
     assert fleet.residency.depths([1, 2, 3]) == {"r1": 3}
-    fleet.placed("r7", None, [1])
+    fleet.placed("r7", None, [1], 0.0)
     assert fleet.residency.depths([1, 2, 3]) == {"r1": 3, "r7": 1}
 
 

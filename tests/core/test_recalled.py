@@ -26,7 +26,7 @@ def holding(*chains: Sequence[int], capacity: int = 100_000) -> Residency:
     residency = Residency()
     residency.join("r0")
     for each in chains:
-        residency.learn("r0", None, each, capacity)
+        residency.learn("r0", None, each, capacity, 0.0)
     return residency
 
 
@@ -86,7 +86,7 @@ def test_ten_thousand_prefixes_over_a_hundred_replicas_are_less_than_two_megabyt
     specs = [ReplicaSpec(f"r{number}", kv_tokens=10_000_000) for number in range(100)]
     fleet = fleet_of(specs, settings=FleetSettings(index_blocks=1_000_000))
     for name in range(12_000):
-        fleet.placed(f"r{(name + name // 10_000) % 100}", None, chain(name % 10_000, 64))
+        fleet.placed(f"r{(name + name // 10_000) % 100}", None, chain(name % 10_000, 64), 0.0)
     told = [fleet.snapshots.summary(f"r{number}") for number in range(100)]
     assert sum(8 * len(each.hashes) for each in told) == 12_000 * 7 * 8 < 2_000_000
     assert sum(each.left_out for each in told) == 0
@@ -122,18 +122,18 @@ def test_never_more_is_believed_than_is_held_and_never_less_than_half(
 def test_what_is_known_here_and_what_is_recalled_are_read_as_one() -> None:
     there = reader(summary(holding(chain(1, 13))))
     there.join("r1")
-    there.learn("r0", None, chain(1, 2), 100)
-    there.learn("r1", None, chain(1, 5), 100)
+    there.learn("r0", None, chain(1, 2), 100, 0.0)
+    there.learn("r1", None, chain(1, 5), 100, 0.0)
     assert there.depths(chain(1, 20)) == {"r0": 13, "r1": 5}
-    there.learn("r0", None, chain(1, 16), 100)
+    there.learn("r0", None, chain(1, 16), 100, 0.0)
     assert there.depths(chain(1, 20)) == {"r0": 16, "r1": 5}
 
 
 def test_a_recalled_chain_that_another_router_lengthens_is_known_to_its_new_end() -> None:
     there = reader(summary(holding(chain(1, 13))))
-    there.learn("r0", chain(1, 13)[-1], chain(1, 17)[13:], 100)
+    there.learn("r0", chain(1, 13)[-1], chain(1, 17)[13:], 100, 0.0)
     assert there.depths(chain(1, 20)) == {"r0": 17}
-    there.learn("r0", 999, [1000], 100)
+    there.learn("r0", 999, [1000], 100, 0.0)
     assert there.depths([999, 1000]) == {}
 
 
@@ -157,7 +157,7 @@ def test_a_new_epoch_or_leaving_ends_it() -> None:
 
 def test_what_was_only_recalled_is_told_on_after_what_is_known() -> None:
     there = reader(summary(holding(chain(1, 8), chain(2, 8))))
-    there.learn("r0", None, chain(3, 2), 100)
+    there.learn("r0", None, chain(3, 2), 100, 0.0)
     assert [block // 10_000 for block in summary(there)] == [3, 3, 2, 2, 2, 2, 1, 1, 1, 1]
     assert len(summary(there, 5)) == 5
 

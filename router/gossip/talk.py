@@ -1,0 +1,220 @@
+"""News over two connections to Redis: one that has subscribed, one that publishes. No tasks, and next to no wake-ups.
+
+The client connects (addresses, TLS, password); from then on its connections are used directly, since its way from a
+message to us, with tasks, futures and time limits, costs several times what parsing does, fifty times a second.
+
+All routers speak at the same moments (news.py). So whenever something is sent, or has come, nothing is read for GRACE;
+then all that has come meanwhile is read in one go, answers too, and goes to the workers in one write (D31). Without
+clocks that agree, it is read in more goes, each as soon.
+
+A publish waits for the answer to the one before, so a slow Redis makes batches larger and later. What goes wrong is
+raised by `run`; what is told meanwhile is the End's to keep.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import InvalidResponse, NoPermissionError, RedisError, ResponseError
+
+from router.gossip.lines import BEAT, GAP, End
+
+GRACE = 0.003
+"""Seconds in which what was sent at one moment on several hosts arrives: clocks differ by a millisecond or two."""
+
+TIMEOUT = 1.0
+"""Seconds for Redis to answer one command; it takes a millisecond. What waits meanwhile goes out in one batch."""
+
+SILENCE = 3.0
+"""Seconds in which three heartbeats of our own should have come back."""
+
+_MORE = object()
+
+
+class _Direct(asyncio.Protocol):
+    """A connection of the client's, taken over before anything was asked of it, so that nothing is on its way.
+
+    `came` is called when there is something to parse, `lost` when the connection is gone.
+    """
+
+    def __init__(
+        self, connection: AbstractConnection, came: Callable[[], None], lost: Callable[[Exception | None], None]
+    ) -> None:
+        self._came, self._lost = came, lost
+        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=_refusal, notEnoughData=_MORE)
+        writer = cast(asyncio.StreamWriter, connection._writer)  # It has no public name.
+        self._transport = cast(asyncio.Transport, writer.transport)
+        self._clients = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+        self._reads = True
+
+    def send(self, *words: bytes) -> None:
+        """Send a command."""
+        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # It takes any number of them.
+
+    def read(self, now: bool) -> None:
+        """Whether to read what comes."""
+        if now == self._reads or self._transport.is_closing():
+            return
+        self._reads = now
+        if now:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def parsed(self) -> Iterator[Any]:
+        """What has come, as far as it is whole. Raises RedisError for what Redis does not do."""
+        while (reply := self._parser.gets()) is not _MORE:
+            if isinstance(reply, ResponseError):
+                raise reply
+            yield reply
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed(data)
+        self._came()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clients.connection_lost(exc)  # The client waits for it when it closes.
+        self._lost(exc)
+
+
+def _refusal(text: str) -> ResponseError:
+    """As the client has it."""
+    return NoPermissionError(text) if text.startswith("NOPERM") else ResponseError(text)
+
+
+class Talk:
+    """One session's news. `observe` takes operation, outcome and seconds; `echoed` is called when something that was
+    sent has come back."""
+
+    def __init__(
+        self,
+        ear: AbstractConnection,
+        mouth: AbstractConnection,
+        channel: str,
+        end: End,
+        observe: Callable[[str, str, float], None],
+        echoed: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channel, self._end, self._observe, self._echoed = channel.encode(), end, observe, echoed
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._ear = _Direct(ear, self._gather, self._lost)
+        self._mouth = _Direct(mouth, _nothing, self._lost)
+        self._asked: dict[str, float] = {}  # Not answered yet: the operation, and when.
+        self._wanted = self._due = self._gathering = False
+        self._spoke_at = self._echoed_at = time.monotonic()
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    async def run(self) -> None:
+        """Hear and speak until something goes wrong. Raises RedisError and OSError."""
+        self._mouth.read(False)
+        self._asked["subscribe"] = time.monotonic()
+        self._ear.send(b"SUBSCRIBE", self._channel)
+        self._later(TIMEOUT, self._look)
+        try:
+            await self._over
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._wanted = True
+        self._speak()
+
+    # Speaking.
+
+    def _speak(self) -> None:
+        """Tell, if that may be now; if not, it is tried again when it may."""
+        if not self._wanted or self._asked or self._over.done():
+            return
+        now = time.monotonic()
+        if now < self._spoke_at + GAP:
+            self._later(self._spoke_at + GAP - now, self._speak)
+            return
+        self._spoke_at, self._wanted = now, self._due  # What it was wanted for else comes after the heartbeat.
+        due, self._due = self._due, False
+        data = self._end.beat() if due else self._end.tell()
+        if data is not None:
+            self._asked["publish"] = now
+            self._mouth.send(b"PUBLISH", self._channel, data)
+            self._gather()
+
+    def _beat(self) -> None:
+        """Have the heartbeat told, and see that the ones before have come back."""
+        self._later(BEAT, self._beat)
+        self._look()
+        if time.monotonic() - self._echoed_at > SILENCE:
+            self._fail(TimeoutError(f"nothing that was sent has come back for {SILENCE:g} s"))
+        self._due = True
+        self.wake()
+
+    def _look(self) -> None:
+        """See that Redis answers."""
+        self._gather()
+        if any(time.monotonic() - at > TIMEOUT for at in self._asked.values()):
+            self._fail(TimeoutError(f"no answer within {TIMEOUT:g} s"))
+
+    # Hearing.
+
+    def _gather(self) -> None:
+        """Something comes, or will: let it come for GRACE."""
+        if not self._gathering and not self._over.done():
+            self._gathering = True
+            self._ear.read(False)
+            self._later(GRACE, self._read)
+
+    def _read(self) -> None:
+        """Let the loop read what has come: it does in its next turn at the latest."""
+        self._ear.read(True)
+        self._mouth.read(True)
+        self._loop.call_soon(self._loop.call_soon, self._take)
+
+    def _take(self) -> None:
+        self._mouth.read(False)
+        self._gathering = False
+        try:
+            for _ in self._mouth.parsed():
+                self._answered("publish")
+            for kind, _, data in self._ear.parsed():
+                if kind == b"message":
+                    self._hear(data)
+                else:
+                    self._answered("subscribe")
+                    self._beat()
+        except RedisError as error:
+            self._fail(error)
+        self._speak()
+
+    def _hear(self, data: bytes) -> None:
+        if self._end.hear(data):
+            self._echoed_at = time.monotonic()
+            self._echoed()
+
+    def _answered(self, operation: str) -> None:
+        self._observe(operation, "ok", time.monotonic() - self._asked.pop(operation))
+
+    # The end.
+
+    def _lost(self, why: Exception | None) -> None:
+        self._fail(why if isinstance(why, OSError) else ConnectionResetError("Redis has closed the connection"))
+
+    def _fail(self, why: Exception) -> None:
+        if not self._over.done():
+            for operation, at in self._asked.items():
+                self._observe(operation, "error", time.monotonic() - at)
+            self._over.set_exception(why)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        """One timer for each."""
+        if call in self._timers:
+            self._timers[call].cancel()
+        self._timers[call] = self._loop.call_later(seconds, call)
+
+
+def _nothing() -> None:
+    """Answers are read when news is."""
