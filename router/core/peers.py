@@ -207,8 +207,7 @@ class Peers:
                 context += load.context
                 drained_requests += load.drained_requests
                 drained_tokens += load.drained_tokens
-                if load.recent:
-                    recent += load.recent * math.exp((at - now) / tau)
+                recent += load.recent and load.recent * math.exp((at - now) / tau)
         member.changes += 1
         member.others_at = now
         member.others = None
