@@ -91,7 +91,7 @@ class Router:
             cpu_seconds(pid) - worked,
             worked,
             sum(map(resident_mb, [pid, *workers])),
-            _value(text, 'homing_redis_operation_duration_seconds_count{operation="publish",outcome="ok"}'),
+            _value(text, 'homing_redis_operation_duration_seconds_count{op="publish",outcome="ok"}'),
             _value(text, 'homing_redis_bytes_total{direction="sent"}'),
         )
 

@@ -25,7 +25,7 @@ TTL = 2.0
 """Seconds of silence after which a router's load is dropped: two heartbeats (`Learned`, every second) were missed."""
 
 ASSUMED = 512
-"""Own dispatches that are remembered to extrapolate from. News comes every 20 ms, so this many are 25,000 a second."""
+"""Own dispatches that are remembered to extrapolate from. News comes every 25 ms, so this many are 20,000 a second."""
 
 HOT = 4096
 """Hot blocks taken over from one router. A window has at most some dozens of them, so more is not meant well."""
@@ -207,8 +207,7 @@ class Peers:
                 context += load.context
                 drained_requests += load.drained_requests
                 drained_tokens += load.drained_tokens
-                if load.recent:
-                    recent += load.recent * math.exp((at - now) / tau)
+                recent += load.recent and load.recent * math.exp((at - now) / tau)
         member.changes += 1
         member.others_at = now
         member.others = None

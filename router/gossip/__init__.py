@@ -11,4 +11,5 @@ incoming   what of theirs it takes, and who is there
 seal       what goes between hosts is signed and versioned
 snapshot   who holds which prefix, compactly, for whoever joins
 lines      what carries it: redis, or memory within one process
+talk       the news of one session with redis
 """

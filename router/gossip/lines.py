@@ -12,7 +12,7 @@ BEAT = 1.0
 """Seconds between heartbeats; silence of twice as long drops a router (core/peers.py)."""
 
 GAP = 0.01
-"""Seconds between two batches: half of what a worker leaves between its loads, so that one rarely waits."""
+"""Seconds between two batches: less than half of what a worker leaves between its loads, so that one rarely waits."""
 
 
 class Store(Protocol):

@@ -37,6 +37,9 @@ HOLD = 1.6
 """Seconds after a line's return in which placements wait: whom the same failure has hit is back by then (redis.py's
 longest pause), and hears them."""
 
+MEET = 0.002
+"""Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
+
 BYE = 0.5
 """Seconds for the last word."""
 
@@ -69,6 +72,7 @@ class Link:
         self._settled = asyncio.Event()
         self._beat = b""
         self._held_until = 0.0
+        self._waking: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.sent = self.received = 0
 
@@ -101,8 +105,15 @@ class Link:
 
     def take(self, worker: PeerId, message: Shared) -> None:
         """Note a worker's news, after the fleet has."""
-        if self._outgoing.take(worker, message):
-            self.line.wake()
+        if self._outgoing.take(worker, message) and self._waking is None:
+            if len(self._hub.peers) > 1:
+                self._waking = asyncio.get_running_loop().call_later(MEET, self._wake)
+            else:
+                self.line.wake()
+
+    def _wake(self) -> None:
+        self._waking = None
+        self.line.wake()
 
     def gone(self, worker: PeerId) -> None:
         """A worker has ended."""

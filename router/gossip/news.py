@@ -1,9 +1,9 @@
 """A worker's end of the gossip: what it tells other routers of itself, and what it does with what they tell.
 
 On a request's path it only notes (types.News). While there is something to tell, placements and changed loads go out
-together at each full 20 ms of the wall clock: at the same moments as those of all other workers and routers, so that
+together at each full 25 ms of the wall clock: at the same moments as those of all other workers and routers, so that
 whoever passes them on or hears them wakes up once for all of them (D31). A dispatch is known everywhere within some
-25 ms. Every second all of the load and what was learned goes out, as the heartbeat, whether anything has changed or
+30 ms. Every second all of the load and what was learned goes out, as the heartbeat, whether anything has changed or
 not.
 """
 
@@ -31,8 +31,10 @@ from router.gossip.messages import (
     Summary,
 )
 
-TICK = 0.02
-"""Seconds between sends (DESIGN section 8 has this for loads)."""
+TICK = 0.025
+"""Seconds between sends: as rarely as leaves the median of what a dispatch takes to the other routers under 20 ms, half
+of it being spent waiting here. Four routers with 125 requests a second each spend a fifth less on news than with 20 ms.
+"""
 
 SOON = 0.002
 """Seconds that a send is away at least: timers may fire a millisecond early, and would then fire twice."""

@@ -4,8 +4,8 @@ Nothing here is on a request's path, and no failure here is anybody's error: a s
 thing that goes wrong, the End is told once, and the next session is tried after a pause with jitter. It counts as alive
 once our own heartbeat has come back, and as dead when that has not come for SILENCE.
 
-News goes over a plain connection: PUBLISH reaches all nodes of a cluster, and Redis 6 and later serve alike. Keys carry
-hash tags, so that a cluster spreads them.
+News goes over plain connections (talk.py): PUBLISH reaches all nodes of a cluster, and Redis 6 and later serve alike.
+Keys carry hash tags, so that a cluster spreads them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -24,10 +24,10 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, ReadOnlyError, RedisClusterException, RedisError, ResponseError
 
 from router.gossip.lines import End
-from router.gossip.talk import TIMEOUT, Talk
+from router.gossip.talk import TIMEOUT, Refusal, Talk
 
 log = logging.getLogger("homing.gossip")
 
@@ -111,6 +111,8 @@ class RedisLine:
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
     async def close(self, last: bytes) -> None:
+        if self._talk is not None:
+            self._talk.hush()
         if self._news is not None and self._alive:
             with contextlib.suppress(RedisError, OSError):
                 await self._timed("publish", self._news.publish(self._channel, last))
@@ -118,12 +120,12 @@ class RedisLine:
     async def _session(self) -> None:
         """Speak with Redis until something goes wrong."""
         async with connected(self._access) as (news, keys):
-            ear, mouth = await _connection(news), await _connection(news)
+            ear, mouth = await _transport(news), await _transport(news)
             self._talk = Talk(ear, mouth, self._channel, self._end, self._observe, self._echoed)
             self._news, store = news, RedisStore(keys, self._timed, self._partly)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._talk.run())
+                    tasks.create_task(_translated(self._talk))
                     tasks.create_task(self._keep(store))
             finally:
                 self._news, self._talk, self._alive = None, None, False
@@ -234,10 +236,19 @@ async def connected(access: Access) -> AsyncIterator["tuple[Redis, Redis | Redis
         yield news, keys
 
 
-async def _connection(news: Redis) -> AbstractConnection:
-    """One that is connected, for a single use."""
+async def _transport(news: Redis) -> asyncio.Transport:
+    """Of a connection that is new and has logged in; the client closes it in the end."""
     connection: AbstractConnection = await news.connection_pool.get_connection()  # type: ignore[no-untyped-call]
-    return connection
+    assert connection._writer is not None  # There is no public way to it.
+    return cast(asyncio.Transport, connection._writer.transport)
+
+
+async def _translated(talk: Talk) -> None:
+    """A talk whose refusals are the client's."""
+    try:
+        await talk.run()
+    except Refusal as error:
+        raise (NoPermissionError if str(error).startswith("NOPERM") else ResponseError)(str(error)) from error
 
 
 async def _first_that_answers(access: Access) -> tuple[str, int]:

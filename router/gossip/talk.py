@@ -14,11 +14,9 @@ raised by `run`; what is told meanwhile is the End's to keep.
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import InvalidResponse, NoPermissionError, RedisError, ResponseError
 
 from router.gossip.lines import BEAT, GAP, End
 
@@ -34,21 +32,24 @@ SILENCE = 3.0
 _MORE = object()
 
 
+class Refusal(Exception):
+    """What Redis says instead of an answer."""
+
+
 class _Direct(asyncio.Protocol):
-    """A connection of the client's, taken over before anything was asked of it, so that nothing is on its way.
+    """A connection taken over from the client before anything was asked of it, so that nothing is on its way.
 
     `came` is called when there is something to parse, `lost` when the connection is gone.
     """
 
     def __init__(
-        self, connection: AbstractConnection, came: Callable[[], None], lost: Callable[[Exception | None], None]
+        self, transport: asyncio.Transport, came: Callable[[], None], lost: Callable[[Exception | None], None]
     ) -> None:
         self._came, self._lost = came, lost
-        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=_refusal, notEnoughData=_MORE)
-        writer = cast(asyncio.StreamWriter, connection._writer)  # It has no public name.
-        self._transport = cast(asyncio.Transport, writer.transport)
-        self._clients = self._transport.get_protocol()
-        self._transport.set_protocol(self)
+        self._parser = hiredis.Reader(protocolError=ConnectionError, replyError=Refusal, notEnoughData=_MORE)
+        self._transport = transport
+        self._clients = transport.get_protocol()
+        transport.set_protocol(self)
         self._reads = True
 
     def send(self, *words: bytes) -> None:
@@ -66,9 +67,9 @@ class _Direct(asyncio.Protocol):
             self._transport.pause_reading()
 
     def parsed(self) -> Iterator[Any]:
-        """What has come, as far as it is whole. Raises RedisError for what Redis does not do."""
+        """What has come, as far as it is whole. Raises Refusal, and ConnectionError for what Redis does not say."""
         while (reply := self._parser.gets()) is not _MORE:
-            if isinstance(reply, ResponseError):
+            if isinstance(reply, Refusal):
                 raise reply
             yield reply
 
@@ -81,19 +82,14 @@ class _Direct(asyncio.Protocol):
         self._lost(exc)
 
 
-def _refusal(text: str) -> ResponseError:
-    """As the client has it."""
-    return NoPermissionError(text) if text.startswith("NOPERM") else ResponseError(text)
-
-
 class Talk:
-    """One session's news. `observe` takes operation, outcome and seconds; `echoed` is called when something that was
-    sent has come back."""
+    """One session's news, over two connections that nobody else uses any more. `observe` takes operation, outcome and
+    seconds; `echoed` is called when something that was sent has come back."""
 
     def __init__(
         self,
-        ear: AbstractConnection,
-        mouth: AbstractConnection,
+        ear: asyncio.Transport,
+        mouth: asyncio.Transport,
         channel: str,
         end: End,
         observe: Callable[[str, str, float], None],
@@ -105,12 +101,12 @@ class Talk:
         self._ear = _Direct(ear, self._gather, self._lost)
         self._mouth = _Direct(mouth, _nothing, self._lost)
         self._asked: dict[str, float] = {}  # Not answered yet: the operation, and when.
-        self._wanted = self._due = self._gathering = False
+        self._wanted = self._due = self._gathering = self._hushed = False
         self._spoke_at = self._echoed_at = time.monotonic()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     async def run(self) -> None:
-        """Hear and speak until something goes wrong. Raises RedisError and OSError."""
+        """Hear and speak until something goes wrong. Raises Refusal and OSError."""
         self._mouth.read(False)
         self._asked["subscribe"] = time.monotonic()
         self._ear.send(b"SUBSCRIBE", self._channel)
@@ -126,11 +122,15 @@ class Talk:
         self._wanted = True
         self._speak()
 
+    def hush(self) -> None:
+        """Tell nothing more: what came after a goodbye would take it back."""
+        self._hushed = True
+
     # Speaking.
 
     def _speak(self) -> None:
         """Tell, if that may be now; if not, it is tried again when it may."""
-        if not self._wanted or self._asked or self._over.done():
+        if not self._wanted or self._asked or self._hushed or self._over.done():
             return
         now = time.monotonic()
         if now < self._spoke_at + GAP:
@@ -186,7 +186,7 @@ class Talk:
                 else:
                     self._answered("subscribe")
                     self._beat()
-        except RedisError as error:
+        except (Refusal, OSError) as error:
             self._fail(error)
         self._speak()
 

@@ -334,6 +334,26 @@ def test_a_placement_is_told_when_it_changes_a_belief_and_again_after_a_second()
     assert (len(notes.placements), notes.leases) == (3, 6)
 
 
+def test_a_touch_that_another_router_has_told_is_not_told_again_for_a_second() -> None:
+    fleet = fleet_of(1)
+    notes = telling(fleet)
+    asked = ask(("a", 2))
+    fleet.placed("r0", None, asked.chain, 0.0)
+    answered(fleet, asked, now=0.9)
+    assert notes.placements == []
+    fleet.placed("r0", asked.chain[-1], [], 1.0)
+    answered(fleet, asked, now=1.9)
+    assert notes.placements == []
+    answered(fleet, asked, now=2.1)
+    assert notes.placements == [("r0", asked.chain[-1], [])]
+
+
+def test_a_placement_of_nothing_teaches_nothing() -> None:
+    fleet = fleet_of(1)
+    fleet.placed("r0", None, [], 0.0)
+    assert len(fleet.residency) == 0
+
+
 def test_without_another_router_only_the_load_is_told() -> None:
     fleet = fleet_of(1)
     notes = Notes()

@@ -84,7 +84,7 @@ def pair(replicas: int = 3) -> tuple[Clock, Worker, Worker]:
     return clock, one, other
 
 
-def test_a_dispatch_and_a_belief_are_known_to_the_other_in_some_twenty_milliseconds() -> None:
+def test_a_dispatch_and_a_belief_are_known_to_the_other_within_a_tick() -> None:
     clock, one, other = pair()
     asked = ask(("a", 4))
     lease = leased(one.fleet, asked, clock.now)
@@ -126,14 +126,14 @@ def test_a_timer_that_fires_early_does_not_make_two_sends_of_one() -> None:
     lease.finish(Outcome.ABORTED, None, clock.now)
 
 
-def test_news_goes_out_at_most_every_twenty_milliseconds_however_much_there_is() -> None:
+def test_news_goes_out_at_most_once_a_tick_however_much_there_is() -> None:
     clock, one, _ = pair()
     for i in range(200):
         answered(one.fleet, ask((f"p{i}", 1)), clock.now)
         clock.turn(0.001)
     clock.turn(2 * TICK)
     for kind in (Load, Placed):
-        assert 9 <= len(one.of(kind)) <= 12
+        assert 7 <= len(one.of(kind)) <= 10
     assert sum(len(message.placed) for message in one.of(Placed) if isinstance(message, Placed)) == 200
 
 
