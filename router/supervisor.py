@@ -335,8 +335,8 @@ def _url(listening: socket.socket, scheme: str = "http") -> str:
 
 
 async def _serve(loaded: Loaded, secrets: Secrets, inherited: Inherited | None) -> bool:
-    allow_descriptors(loaded.config.limits.connections)
     clients, admin = _sockets(loaded, workers(loaded), inherited)
+    allow_descriptors(loaded.config.limits.connections)
     with contextlib.ExitStack() as sockets:
         for one in (*clients, admin):
             sockets.enter_context(one)

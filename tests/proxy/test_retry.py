@@ -181,10 +181,11 @@ async def test_a_connection_that_closes_just_as_a_request_arrives_is_no_failure(
     idle may have met theirs."""
 
     async def script(call: Call) -> None:
-        await asyncio.sleep(0.01)  # So that requests that come together have connections of their own.
+        if len(replica.calls) <= 3:  # So that requests that come together have connections of their own.
+            await until(lambda: len(replica.calls) >= 3)
         await (closing(hard=hard) if call.number > 1 else whole())(call)
 
-    async with scripted(script) as (rig, _):
+    async with scripted(script) as (rig, [replica]):
         await asyncio.gather(*(asked(rig, chat()) for _ in range(3)))
         assert rig.worker.pools["r1"].idle == 3
         for _ in range(5):
