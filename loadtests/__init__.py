@@ -21,7 +21,8 @@ simulation; sim_rows, sim_report, simulate.
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages,
 bench_profile.
 What it costs in the long run and beside a scrape: standins, paced; scrape, soak.
-Whether several routers decide as one: redisserver, multirouter_bed, multirouter.
+Whether several routers decide as one: redisserver, multirouter_bed, multirouter; what that costs them: gossip_cost_bed,
+gossip_cost.
 How it routes in special cases: hot_prefix (one prefix for all), two_workers (two processes beside one).
 What a failing replica costs: chaos_client, chaos_rows, chaos.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.

@@ -48,7 +48,7 @@ from router.gossip.messages import (
     Summary,
 )
 from router.gossip.seal import root_key
-from router.gossip.snapshot import PERIOD, Snapshot
+from router.gossip.snapshot import Snapshot, pause
 from router.reloading import Running
 
 log = logging.getLogger("homing.supervisor")
@@ -196,7 +196,7 @@ class Crew:
         """Have each replica's part renewed in its turn. Runs until cancelled."""
         while True:
             for replica in list(self._fleet.replicas):
-                await asyncio.sleep(PERIOD / len(self._fleet.replicas))
+                await asyncio.sleep(pause(self.snapshot.summaries.get(replica.id), len(self._fleet.replicas)))
                 await self.summarise(replica.id)
 
     def recall(self, summary: Summary) -> None:
