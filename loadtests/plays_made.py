@@ -72,7 +72,8 @@ def _ladder(name: str, seed: int, requests: int, rate: float, shared: int, own: 
 
 
 def chat(seed: int, requests: int, rate: float) -> Play:
-    """Talks of 6 turns over 40 preambles of 1,500 tokens, chosen by Zipf's law; people think 10 s on the mean."""
+    """Talks of 6 turns over 40 preambles of 1,500 tokens, chosen by Zipf's law; people think 10 s on the mean, and add
+    a document of 5,000 tokens to one turn in four."""
     author, turns = _Author("chat", seed), 6
     rng = author.rng
     preambles = [author.text(1_500) for _ in range(40)]
@@ -83,7 +84,7 @@ def chat(seed: int, requests: int, rate: float) -> Play:
         answers: dict[int, int] | None = None
         lines = []
         for turn in range(turns):
-            prompt.append(author.text(rng.randint(30, 300)))
+            prompt.append(author.text(rng.randint(30, 300) + 5_000 * (rng.random() < 0.25)))
             answer = author.text(rng.randint(100, 500))
             think_s = rng.expovariate(0.1) if turn else 0.0
             lines.append(author.turn(prompt, answer, think_s, answers))

@@ -147,6 +147,9 @@ def main(
         if len(chosen) != len(set(only)):
             raise typer.BadParameter("not a kind of traffic, or its trace is not given", param_hint="--only")
     console = Console(width=200)
+    open_loop = {kind.name for kind in chosen if not kind.closed}
+    if not show and (others := {row.requests for row in read(rows) if row.key.workload in open_loop} - {requests}):
+        raise typer.BadParameter(f"has runs of {min(others)} requests; name another file", param_hint="--rows")
     with ProcessPoolExecutor(processes) as executor:
         table = Table(rows, requests, policy or [OURS, *BASELINES], executor, Console(stderr=True))
         if not show:

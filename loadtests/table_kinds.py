@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from loadtests.plays import Play
@@ -27,6 +28,10 @@ LOADS: Final = (("below", 0.7), ("at", 1.0), ("above", 1.3))
 KNEE_GOODPUT = 0.9
 KNEE_WITHIN = 1.05
 MAX_DOUBLINGS = 8  # From the guess: a workload that round robin serves at 256 times that has no knee.
+
+PROFILE: Final[Mapping[str, str]] = MappingProxyType({"chat": "llama3-70b-4xa100"})
+"""Where it is not a small model: people think 10 s before each turn, so on fast replicas a cell's requests have all
+come before a rate could load them, and no rate is round robin's knee."""
 
 STAGGER_S = 120.0
 """Seconds over which agents begin their sessions."""
@@ -63,8 +68,8 @@ class Kind:
 def kinds(traces: Mapping[str, Path]) -> list[Kind]:
     """All kinds; those that need a trace (`conversation`, `synthetic`, `agents`) where there is one."""
     slow, big = (1.0,) * 6 + (0.5,) * 2, "qwen3-32b-2xh100"
-    found = [Kind(name, workload=name) for name in WORKLOADS]
-    found.append(Kind("slow_chat", workload="chat", speeds=slow))
+    found = [Kind(name, workload=name, profile=PROFILE.get(name, "llama3-8b-h100")) for name in WORKLOADS]
+    found.append(Kind("slow_chat", workload="chat", profile=PROFILE["chat"], speeds=slow))
     if path := traces.get("conversation"):
         found += [Kind("conversation", trace=path, profile=big), Kind("slow", trace=path, profile=big, speeds=slow)]
     if path := traces.get("synthetic"):

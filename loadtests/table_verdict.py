@@ -2,7 +2,8 @@
 
 Every seed is one play that all arms were given, so arms are compared seed by seed. An arm is better than another in a
 figure when it is so for every seed that both have run; when some seeds say one thing and some the other, the range of
-the differences holds 0 and there is no difference. Nothing is left out: losing cells are listed by name.
+the differences holds 0 and there is no difference. Nothing is left out: losing cells are listed by name. Beside that
+the cells are counted by the rule of other reports: no difference where two arms' ranges over the seeds overlap.
 """
 
 from collections import Counter
@@ -72,6 +73,20 @@ def differences(ours: Iterable[Row], theirs: Iterable[Row], take: Callable[[Row]
     return [take(row) - other[row.key.seed] for row in ours if row.key.seed in other]
 
 
+def by_ranges(rows: Sequence[Row], figure: str) -> Verdict | None:
+    """One figure in one cell by the ranges over the seeds: better is only who is so in every seed than in any."""
+    arms = by_arm(rows)
+    ours = arms.pop(OURS, None)
+    if not ours or not arms:
+        return None
+    take, gain = FIGURES[figure][0], GAINS[figure]
+    own = [gain * take(row) for row in ours]
+    others = [[gain * take(row) for row in theirs] for theirs in arms.values()]
+    if any(min(theirs) > max(own) for theirs in others):
+        return Verdict.LOSES
+    return Verdict.FIRST if all(max(theirs) < min(own) for theirs in others) else Verdict.SAME
+
+
 def show(console: Console, rows: Sequence[Row], every_arm: bool) -> None:
     """The table, what is lost, and the sums; with `every_arm` each cell's arms, too."""
     cells = by_cell(rows)
@@ -88,7 +103,7 @@ def show(console: Console, rows: Sequence[Row], every_arm: bool) -> None:
     for cell, own in cells.items():
         grid.add_row(*_cells(cell, own, judged[cell]))
     console.print(grid)
-    for note in [*_sums(judged.values()), *_lost(cells, judged)]:
+    for note in [*_sums(judged.values()), *_ranges(cells.values()), *_lost(cells, judged)]:
         console.print(note, highlight=False, soft_wrap=True)
 
 
@@ -116,11 +131,21 @@ def _median(rows: Sequence[Row], figure: str) -> str:
 def _sums(judged: Iterable[Mapping[str, Judged | None]]) -> list[str]:
     cells = list(judged)
     lines = ["Medians over seeds. Arms are compared seed by seed: first or loses when every seed says so."]
-    for figure in GAINS:
-        counts = Counter(found.verdict for cell in cells if (found := cell[figure]) is not None)
-        parts = ", ".join(f"{verdict.value} {counts[verdict]}" for verdict in Verdict)
-        lines.append(f"{figure}: {parts} of {counts.total()} cells.")
+    lines += [_count(figure, [each.verdict for cell in cells if (each := cell[figure])]) for figure in GAINS]
     return lines
+
+
+def _ranges(cells: Iterable[Sequence[Row]]) -> list[str]:
+    own = list(cells)
+    lines = ["By the ranges over the seeds alone:"]
+    lines += [_count(figure, [each for rows in own if (each := by_ranges(rows, figure))]) for figure in GAINS]
+    return lines
+
+
+def _count(figure: str, verdicts: Sequence[Verdict]) -> str:
+    counts = Counter(verdicts)
+    parts = ", ".join(f"{verdict.value} {counts[verdict]}" for verdict in Verdict)
+    return f"{figure}: {parts} of {counts.total()} cells."
 
 
 def _lost(cells: Mapping[Cell, Sequence[Row]], judged: Mapping[Cell, Mapping[str, Judged | None]]) -> list[str]:

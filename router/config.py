@@ -163,7 +163,10 @@ class RoutingConfig(Model):
     home_slack: Annotated[
         Duration,
         Field(ge=0, le=60),
-        About("How much worse than the best a prompt's home may be and still get it; it makes several routers agree."),
+        About(
+            "How much worse than the best a prompt's home may be, at most, and still get it; it makes several routers "
+            "agree. Never more than computing the prompt again would take."
+        ),
     ] = 0.1
     max_concurrency: Annotated[
         MaybeInteger,

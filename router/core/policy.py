@@ -10,8 +10,9 @@ prefill token, y = recent prefill load, starred = mean over the eligible replica
 multiplied by a replica's own rate, differences in speed outweigh every queue. Source: POLICY section 1.
 
 Two things bend "the least wins". A prompt of which nobody holds a cold block goes to the first replica in ring order
-whose score is within `home_slack` of the least: home, so that routers agree without talking. Other near-ties, within
-`tie`, go in ring order too, which makes the spill's second place a stable one.
+whose score is within a slack of the least: home, so that routers agree without talking. The slack is what agreeing may
+save, the time to compute the prompt's cold blocks again, and at most `home_slack`. Other near-ties, within `tie`, go in
+ring order too, which makes the spill's second place a stable one.
 
 Hard limits are applied first; when they cut everybody the answer is to wait.
 """
@@ -144,7 +145,7 @@ class PrefixAffinity:
             least = min(least, self._add(replica, view, found, scores))
         if not held:
             for replica in view.order():
-                if self._add(replica, view, found, scores) <= least + self._weights.home_slack:
+                if self._add(replica, view, found, scores) <= least + self._slack(view):
                     break
         return list(found.values()), scores, cuts
 
@@ -155,7 +156,7 @@ class PrefixAffinity:
         for replica in view.order():
             score = self._add(replica, view, found, scores)
             if replica in found:
-                return score <= bound + self._weights.home_slack
+                return score <= bound + self._slack(view)
         return False
 
     def _add(
@@ -171,10 +172,14 @@ class PrefixAffinity:
 
     def _choose(self, scores: dict[ReplicaId, float], replicas: Sequence[Reading], view: View) -> ReplicaId:
         """The least score, or the first in ring order of those near enough to it."""
-        slack = self._weights.tie if _cold_is_held(replicas, view) else self._weights.home_slack
+        slack = self._weights.tie if _cold_is_held(replicas, view) else self._slack(view)
         bar = min(scores.values()) + slack
         near = [replica for replica, score in scores.items() if score <= bar]
         return near[0] if len(near) == 1 else _first(view.order(), near)
+
+    def _slack(self, view: View) -> float:
+        """Seconds that home may be worse than the best."""
+        return max(self._weights.tie, min(self._weights.home_slack, view.cold * view.lin))
 
 
 def _cold_is_held(replicas: Iterable[Reading], view: View) -> bool:

@@ -124,6 +124,14 @@ def test_the_slack_is_a_setting() -> None:
     assert pick(view, policy=PrefixAffinity(Weights(home_slack=0.04))).replica == "a"
 
 
+def test_home_may_be_worse_by_no_more_than_the_prompts_cold_tokens_take() -> None:
+    """Sent elsewhere they are computed twice at most, so agreeing on 200 of them is worth 20 ms, and on few the tie."""
+    for cold, backlog, replica in ((200.0, 190.0, "b"), (200.0, 210.0, "a"), (0.0, 40.0, "b"), (0.0, 60.0, "a")):
+        hot = {"uncached": 1000.0, "cold": cold}
+        view = FakeView([reading("a", **hot), reading("b", backlog=backlog, **hot)], cold=cold, ring=["b", "a"])
+        assert pick(view).replica == replica
+
+
 def test_what_only_hot_blocks_are_held_of_goes_home_like_a_cold_prompt() -> None:
     hot = reading("a", depth=1, uncached=950.0, cold=800.0)
     view = FakeView([hot, reading("b", cold=800.0)], cold=800.0, ring=["b", "a"])

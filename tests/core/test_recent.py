@@ -11,6 +11,7 @@ from router.core.recent import (
     GENERATION_BLOCKS,
     GENERATION_REQUESTS,
     GENERATION_SECONDS,
+    SPELL_PER_REPLICA,
     Coldness,
     Key,
     Recent,
@@ -42,24 +43,36 @@ def filled(head: int, length: int, requests: int = 100, replicas: int = 8) -> Re
 
 
 class NaiveWindow:
-    """The requests themselves, in two lists."""
+    """The requests themselves, in two lists; those of the last two spells in two more."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int) -> None:
         self.young: list[list[int]] = []
         self.old: list[list[int]] = []
         self.since = float("-inf")
+        self.replicas, self.spell = replicas, max(FLOOR, SPELL_PER_REPLICA * replicas)
+        self.present: list[list[int]] = []
+        self.last: list[list[int]] = []
 
     def add(self, chain: list[int], now: float) -> None:
         if now - self.since >= GENERATION_SECONDS:
             self.old, self.young, self.since = self.young, [], now
         self.young.append(chain)
+        if len(self.present) == self.spell:
+            self.last, self.present = self.present, []
+        self.present.append(chain)
 
     def share(self, block: int) -> float:
         requests = self.old + self.young
         return sum(block in chain for chain in requests) / max(FLOOR, len(requests))
 
-    def cold_blocks(self, chain: list[int], depth: int, replicas: int) -> float:
-        return sum(max(0.0, 1.0 - replicas * self.share(block)) for block in chain[:depth])
+    def lately(self, block: int) -> float:
+        """Share of the last spells; what a generation that was forgotten had of them no longer counts."""
+        requests = [chain for chain in self.last + self.present if any(chain is each for each in self.old + self.young)]
+        return sum(block in chain for chain in requests) / max(self.spell, len(self.last + self.present))
+
+    def cold_blocks(self, chain: list[int], depth: int) -> float:
+        shares = [max(self.share(block), self.lately(block)) for block in chain[:depth]]
+        return sum(max(0.0, 1.0 - self.replicas * share) for share in shares)
 
 
 CHAINS = st.lists(st.integers(0, 1), max_size=9).map(path)
@@ -71,17 +84,17 @@ REQUESTS = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 14.9, 15.1, 31.0]), CHA
 def test_shares_and_coldness_are_those_of_a_list_of_the_requests(
     requests: list[tuple[float, list[int]]], asked: list[int], replicas: int
 ) -> None:
-    recent, naive, now = Recent(), NaiveWindow(), 100.0
+    recent, naive, now = Recent(), NaiveWindow(replicas), 100.0
     for wait, chain in requests:
         now += wait
         recent.add(chain, now, replicas)
-        naive.add(chain, now)
+        naive.add([*chain], now)
     assert len(recent) == len(naive.old) + len(naive.young)
     for chain in [asked, *(chain for _, chain in requests)]:
         assert [recent.share(block) for block in chain] == [naive.share(block) for block in chain]
         coldness = recent.coldness(chain, replicas)
         for depth in range(len(chain) + 1):
-            assert coldness.before(depth) == pytest.approx(naive.cold_blocks(chain, depth, replicas), abs=1e-9)
+            assert coldness.before(depth) == pytest.approx(naive.cold_blocks(chain, depth), abs=1e-9)
 
 
 @settings(deadline=None, max_examples=80)
@@ -320,3 +333,26 @@ def test_hot_blocks_are_few_however_many_prompts_came() -> None:
         for _ in range(60):
             recent.add(range(group * 100, group * 100 + 64), float(group), 8)
     assert len(recent._hot) <= 7 * 2 / (hot_share(8) / 2)
+
+
+def test_a_burst_is_hot_after_a_few_requests_and_cold_again_after_two_spells() -> None:
+    recent = filled(0, 4, 200)
+    burst = [1, 2, 3, 4]
+    coldness = []
+    for _ in range(6):
+        coldness.append(recent.coldness(burst, 8).before(4))
+        recent.add(burst, 0.0, 8)
+    assert coldness == sorted(coldness, reverse=True)
+    assert (coldness[0], coldness[5]) == (4.0, 0.0)  # Five of 40 requests are a fair share of eight replicas.
+    for who in range(2 * FLOOR):
+        recent.add(sharing(0, 4, 1_000 + who), 0.0, 8)
+    assert recent.coldness(burst, 8).before(4) == pytest.approx(4 * (1 - 8 * 6 / 246))
+
+
+def test_a_spell_of_a_large_fleet_is_long_enough_that_one_request_says_little() -> None:
+    recent = Recent()
+    recent.add([1], 0.0, 1_000)
+    assert recent.coldness([1], 1_000).before(1) == 0.0  # By the window, which is as short as that at a start.
+    for who in range(1_999):
+        recent.add([10 + who], 0.0, 1_000)
+    assert recent.coldness([1], 1_000).before(1) == 0.5

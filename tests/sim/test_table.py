@@ -12,7 +12,7 @@ from loadtests import table
 from loadtests.plays_made import WORKLOADS
 from loadtests.sim_rows import Key, Row, read
 from loadtests.table_kinds import Kind, agents, kinds, search, window
-from loadtests.table_verdict import OURS, Verdict, judge, show
+from loadtests.table_verdict import OURS, Verdict, by_ranges, judge, show
 from loadtests.traces import TraceRequest, write
 
 ROW = Row(Key("whale", "at", 9.0, OURS, 1), 10, 0, 0.9, 0.5, 0.6, 0.2, 0.3, 0.4, 0.01, 1.1, 0.55, 0.5)
@@ -41,6 +41,17 @@ def test_who_is_better_for_every_seed_is_first_though_the_seeds_differ_more_than
     assert verdict(rows("a", 0.69, 0.79, 0.91)) is Verdict.SAME
     assert verdict(rows("a", 0.7, 0.8, 0.9)) is Verdict.SAME
     assert verdict(rows("a", 0.71, 0.81, 0.91), rows("b", 0.1, 0.2)) is Verdict.LOSES
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [((0.1, 0.6), Verdict.FIRST), ((0.1, 0.7), Verdict.SAME), ((0.9, 1.0), Verdict.SAME), ((0.91, 1.0), Verdict.LOSES)],
+)
+def test_by_ranges_arms_differ_that_do_not_overlap(others: tuple[float, float], found: Verdict) -> None:
+    ours = rows(OURS, 0.7, 0.8, 0.9)
+    assert by_ranges([*ours, *rows("a", *others), *rows("b", 0.1)], "goodput %") is found
+    assert by_ranges(ours, "goodput %") is None
+    assert by_ranges(rows("a", 0.1), "goodput %") is None
 
 
 def test_less_time_is_better() -> None:
@@ -126,3 +137,13 @@ def test_what_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
     assert run(*flags, "--processes", 1).splitlines()[-6:] == said.splitlines()[-6:]
     assert sorted(path.read_bytes().splitlines()) == sorted(line.rstrip() for line in lines)
     assert "whale, at" in run(*flags, "--show")
+
+
+def test_runs_of_another_length_are_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(table.measure(table.Cell(Kind("whale", workload="whale"), "at", 99.0, "round_robin", 1, 50)))
+    app = Typer()
+    app.command()(table.main)
+    refused = CliRunner().invoke(app, ["--rows", str(path), "--only", "whale", "--requests", "51"])
+    assert refused.exit_code == 2
+    assert "has runs of 50 requests" in refused.output
