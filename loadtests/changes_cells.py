@@ -4,11 +4,11 @@ A cell is names and numbers only, so that a process can be told of it. Every cel
 happening: what a busy fleet does anyhow is never put down to the change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtests.placement import Kept, Routes, asks, chosen, compare, known, went
+from loadtests.placement import NOBODY, Kept, Member, Routes, asks, chosen, kept, went
 from loadtests.plays import Play
 from loadtests.records import Record
 from loadtests.recovery import Recovery, recovery
@@ -54,73 +54,76 @@ def plan(policy: str = "prefix_affinity", routers: int = 1) -> RouterPlan:
     return RouterPlan(RoutingConfig.model_validate({"policy": policy}).make, shares=(1.0,) * routers)
 
 
+class _Watch:
+    """Asks the first router, before and after a change, where the prompts sent so far would go."""
+
+    def __init__(self, play: Play, calm: Outcome, wiring: RouterPlan) -> None:
+        self._wiring = wiring
+        sent = [record for record in calm.records if record.sent_s < AT_S]
+        self._asks = asks(play, sent, wiring.settings.block)
+        self._seen: list[Routes] = []
+
+    def around(self, *changes: Change) -> list[Change]:
+        """These changes between two looks."""
+        return [Look(AT_S, self._look), *changes, Look(AT_S, self._look)]
+
+    def _look(self, routers: Sequence[SimRouter]) -> None:
+        self._seen.append(chosen(routers[0], self._wiring, self._asks))
+
+    def kept(self, member: Member = NOBODY) -> Kept:
+        before, after = self._seen
+        return kept(before, after, member)
+
+
 # A replica joins or leaves.
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a join or a leave did. `kept` at once, `kept_later` AFTER_S later, `usual_later` the same with no change;
-    `went` of the requests of that time, and `went_usual`; `share`: the newcomer's part of the fleet's work in it, 1 is
-    fair; TTFT means in seconds, of AFTER_S before, after, and after with no change."""
+    """What a join or a leave did. `kept` by the rule at once; `went` in AFTER_S, and `usual` with no change. `share` is
+    the newcomer's part of the fleet's work in that time, 1 is fair. TTFT means in seconds, of AFTER_S before, after, and
+    after with no change."""
 
     traffic: str
     change: str
     seed: int
     kept: Kept
-    kept_later: Kept
-    usual_later: Kept
-    went: float
-    went_usual: float
+    went: Kept
+    usual: Kept
     share: float | None
     ttft: tuple[float, float, float]
 
 
-class _Watch:
-    """Asks the first router again and again where the prompts of one moment would go."""
-
-    def __init__(self, play: Play, sent: Sequence[Record], wiring: RouterPlan) -> None:
-        self._wiring = wiring
-        self._asks = asks(play, sent, wiring.settings.block)
-        self.seen: list[Routes] = []
-
-    def look(self, routers: Sequence[SimRouter]) -> None:
-        self.seen.append(chosen(routers[0], self._wiring, self._asks))
-
-    def kept(self, moment: int, fair: float, left: ReplicaId | None = None, came: ReplicaId | None = None) -> Kept:
-        """What of the prompts that were known at the first look has stayed at a later one."""
-        return compare(known(self.seen[0]), self.seen[moment], fair, left, came)
-
-
-def placed(traffic: Traffic, change: str, seed: int) -> Placed:
-    """One replica more (`join`) or one less (`leave`)."""
+def placed(traffic: Traffic, seed: int) -> list[Placed]:
+    """One replica more (`join`), and one less (`leave`)."""
     wiring, fleet = plan(), traffic.kind.plan
     play = traffic.play(seed, AT_S + AFTER_S + MARGIN_S)
-    came = f"r{len(fleet.speeds) + 1}" if change == "join" else None
-    left = fleet.ids[0] if change == "leave" else None
-    fair = 1 / (len(fleet.speeds) + (came is not None))
-    changed: Change = Leave(AT_S, fleet.ids[0]) if came is None else Join(AT_S, came)
     calm = simulate(play, fleet, wiring, seed)
-    sent = [record for record in calm.records if record.sent_s < AT_S]
-    watches = [_Watch(play, sent, wiring) for _ in range(2)]
-    struck = simulate(play, fleet, wiring, seed, _looks(watches[0], changed))
-    simulate(play, fleet, wiring, seed, _looks(watches[1]))
-    return Placed(
-        traffic.kind.name, change, seed,
-        watches[0].kept(1, fair, left, came), watches[0].kept(2, fair, left, came), watches[1].kept(2, fair),
-        _went(play, struck, wiring), _went(play, calm, wiring),
-        None if came is None else _share(struck.records, came) / fair,
-        (_ttft(struck, AT_S - AFTER_S), _ttft(struck, AT_S), _ttft(calm, AT_S)),
-    )  # fmt: skip
+    usual = _went(play, calm, wiring)
+    one, more = fleet.ids[0], f"r{len(fleet.speeds) + 1}"
+    rows = []
+    for change, member in (
+        (Join(AT_S, more), Member(None, more, 1 / (len(fleet.speeds) + 1))),
+        (Leave(AT_S, one), Member(one)),
+    ):
+        watch = _Watch(play, calm, wiring)
+        struck = simulate(play, fleet, wiring, seed, watch.around(change))
+        share = None if member.came is None else _share(struck.records, member.came) / member.fair
+        ttft = _ttft(calm, AT_S - AFTER_S), _ttft(struck, AT_S), _ttft(calm, AT_S)
+        name, kept = type(change).__name__.lower(), watch.kept(member)
+        rows.append(
+            Placed(traffic.kind.name, name, seed, kept, _went(play, struck, wiring, member), usual, share, ttft)
+        )
+    return rows
 
 
-def _looks(watch: _Watch, *changes: Change) -> list[Change]:
-    """Looks before and after these changes, and once more when they have had their time."""
-    return [Look(AT_S, watch.look), *changes, Look(AT_S, watch.look), Look(AT_S + AFTER_S, watch.look)]
-
-
-def _went(play: Play, outcome: Outcome, wiring: RouterPlan) -> float:
-    found, stayed = went(play, outcome.records, wiring.settings.block, AT_S, AFTER_S)
-    return stayed / found if found else 1.0
+def _went(play: Play, outcome: Outcome, wiring: RouterPlan, member: Member = NOBODY, router: int | None = None) -> Kept:
+    """With a `router`, of the requests that came to that one."""
+    ours = {
+        id(each) for each, number in zip(outcome.records, outcome.routers, strict=True) if number == (router or number)
+    }
+    span = AT_S, AT_S + AFTER_S
+    return went(play, outcome.records, wiring.settings.block, span, member, lambda record: id(record) in ours)
 
 
 def _ttft(outcome: Outcome, begin: float) -> float:
@@ -132,7 +135,7 @@ def _ttft(outcome: Outcome, begin: float) -> float:
 
 
 def _share(records: Sequence[Record], replica: ReplicaId) -> float:
-    """A replica's part of the tokens that the fleet had to compute and to generate for what was sent after AT_S."""
+    """A replica's part of the tokens that the fleet had to compute and to generate for what was sent in AFTER_S."""
     work = {True: 0, False: 0}
     for record in records:
         if record.error is None and AT_S <= record.sent_s < AT_S + AFTER_S:
@@ -147,42 +150,38 @@ def _share(records: Sequence[Record], replica: ReplicaId) -> float:
 @dataclass(frozen=True, slots=True)
 class Handed:
     """What a new router process did, one of `routers`. `arm`: with the `snapshot`, `without` it, or `none` was made.
-    Figures are of the requests that came to it: `kept` by the rule at once, `went` in AFTER_S, and of AFTER_S before and
-    after the hit ratio and the mean TTFT in seconds."""
+    Figures are of the requests that came to it: `kept` by the rule at once, `went` in AFTER_S, and the hit ratio and the
+    mean TTFT in seconds of AFTER_S before and after."""
 
     traffic: str
     routers: int
     arm: str
     seed: int
-    kept: Kept
-    went: float
+    kept: Kept | None
+    went: Kept
     hit_ratio: tuple[float, float]
     ttft: tuple[float, float]
 
 
-ARMS: Final[Mapping[str, Sequence[Change]]] = {
-    "none": (),
-    "snapshot": (RouterRestart(AT_S, 1),),
-    "without": (RouterRestart(AT_S, 1, snapshot=False),),
-}
-"""Never written to."""
-
-
-def handed(traffic: Traffic, routers: int, arm: str, seed: int) -> Handed:
-    """The first of so many routers restarts, in one of ARMS."""
-    wiring = plan(routers=routers)
+def handed(traffic: Traffic, routers: int, seed: int) -> list[Handed]:
+    """The first of so many routers restarts, or does not."""
+    wiring, fleet = plan(routers=routers), traffic.kind.plan
     play = traffic.play(seed, AT_S + AFTER_S + MARGIN_S)
-    calm = simulate(play, traffic.kind.plan, wiring, seed)
-    watch = _Watch(play, [record for record in calm.records if record.sent_s < AT_S], wiring)
-    outcome = simulate(play, traffic.kind.plan, wiring, seed, _looks(watch, *ARMS[arm]))
-    own = [record for record, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
-    before, after = figures(own, AT_S - AFTER_S, AT_S), figures(own, AT_S, AT_S + AFTER_S)
-    ours = {id(record) for record in own}
-    found, stayed = went(play, outcome.records, wiring.settings.block, AT_S, AFTER_S, lambda each: id(each) in ours)
-    return Handed(
-        traffic.kind.name, routers, arm, seed, watch.kept(1, 0.0), stayed / max(1, found),
-        (before.hit_ratio or 0.0, after.hit_ratio or 0.0), (before.ttft or 0.0, after.ttft or 0.0),
-    )  # fmt: skip
+    calm = simulate(play, fleet, wiring, seed)
+
+    def row(arm: str, outcome: Outcome, kept: Kept | None) -> Handed:
+        own = [each for each, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
+        before, after = figures(own, AT_S - AFTER_S, AT_S), figures(own, AT_S, AT_S + AFTER_S)
+        return Handed(
+            traffic.kind.name, routers, arm, seed, kept, _went(play, outcome, wiring, router=1),
+            (before.hit_ratio or 0.0, after.hit_ratio or 0.0), (before.ttft or 0.0, after.ttft or 0.0),
+        )  # fmt: skip
+
+    rows = [row("none", calm, None)]
+    for arm, change in (("snapshot", RouterRestart(AT_S, 1)), ("without", RouterRestart(AT_S, 1, snapshot=False))):
+        watch = _Watch(play, calm, wiring)
+        rows.append(row(arm, simulate(play, fleet, wiring, seed, watch.around(change)), watch.kept()))
+    return rows
 
 
 # A whole fleet comes back cold.
@@ -215,7 +214,7 @@ def warm_knee(kind: Kind, policy: str, seed: int, seconds: float = AT_S + AFTER_
 
 
 def cold(kind: Kind, policy: str, deploy: str, load: float, knee: float, seed: int) -> Cold:
-    """All replicas restart at once, or one after the other, each drained before."""
+    """All replicas restart at `once`, or one after the other, each drained before."""
     fleet, wiring = kind.plan, plan(policy)
     changes: list[Change] = [Restart(AT_S, name, DOWN_S) for name in fleet.ids]
     if deploy == "rolling":

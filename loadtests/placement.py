@@ -11,7 +11,7 @@ went     Where requests really went, busy or not. A request's prefix is known wh
          of a run in which nothing changed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtests.plays import Line, Play
@@ -127,55 +127,70 @@ def lines(play: Play) -> dict[tuple[str, int], Line]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of `known` prefixes, how many `stayed`, and how many `moved` because their replica left or to the one that came.
-    `excused` is how many of these had to: all that were on a leaver, and 1/N for who comes to be one of N."""
+    """Of `known` prefixes, how many `stayed`, and how many are `excused`: all whose only replica has left, and of those
+    that moved to one that has come as many as are its fair share."""
 
     known: int
     stayed: int
-    moved: int
     excused: float
 
     @property
     def share(self) -> float:
         """Of those that had no reason to move, the ones that stayed; 1 where there is none."""
-        rest = self.known - min(self.moved, self.excused)
+        rest = self.known - self.excused
         return self.stayed / rest if rest > 0 else 1.0
 
 
-def compare(before: Routes, after: Routes, fair: float, left: ReplicaId | None, came: ReplicaId | None) -> Kept:
-    """Routes of the same prompts before and after a replica `left` or `came` (both None: neither); `fair` is 1/N."""
-    stayed = sum(name in after and after[name].replica == route.replica for name, route in before.items())
-    lost = sum(route.replica == left for route in before.values())
-    taken = sum(name in after and after[name].replica == came for name in before)
-    return Kept(len(before), stayed, lost + taken, lost + fair * len(before) if came else lost)
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Which replica `left` or `came`, and 1/N, the `fair` share of one that came to be one of N."""
+
+    left: ReplicaId | None = None
+    came: ReplicaId | None = None
+    fair: float = 0.0
+
+
+NOBODY = Member()
+
+
+def compare(places: Sequence[tuple[Collection[ReplicaId], ReplicaId | None]], member: Member = NOBODY) -> Kept:
+    """For each prefix the replicas that it had and the one that it has now."""
+    stayed = sum(now in before for before, now in places)
+    lost = sum(set(before) == {member.left} for before, _ in places)
+    taken = sum(now is not None and now == member.came for before, now in places)
+    return Kept(len(places), stayed, lost + min(taken, member.fair * len(places)))
+
+
+def kept(before: Routes, after: Routes, member: Member = NOBODY) -> Kept:
+    """What became of the prompts that were known at the first of two moments, by where they would go."""
+    again = {name: route.replica for name, route in after.items()}
+    return compare([((route.replica,), again.get(name)) for name, route in known(before).items()], member)
 
 
 def went(
     play: Play,
     records: Sequence[Record],
     block: int,
-    at: float,
-    seconds: float,
+    span: tuple[float, float],
+    member: Member = NOBODY,
     counts: Callable[[Record], bool] = lambda _record: True,
-) -> tuple[int, int]:
-    """How many requests sent in [at, at + seconds) had a known prefix, and how many of these stayed; of those only that
-    `counts` says."""
-    by_name = lines(play)
+) -> Kept:
+    """What became of the prefixes of the requests sent in `span`, [begin, end) in seconds, that `counts` says count."""
+    by_name, (begin, end) = lines(play), span
     places: dict[int, set[str]] = {}
     later = []
     for record in records:
         if record.replica is None:
             continue
         chain = ask(by_name[record.session, record.turn], block).chain
-        if record.sent_s < at:
+        if record.sent_s < begin:
             for each in chain:
                 places.setdefault(each, set()).add(record.replica)
-        elif record.sent_s < at + seconds and chain and counts(record):
+        elif record.sent_s < end and chain and counts(record):
             later.append((record.replica, chain))
-    found = stayed = 0
+    found: list[tuple[set[str], str]] = []
     for replica, chain in later:
         depth = next((i for i, each in enumerate(chain) if each not in places), len(chain))
         if depth >= max(1, KNOWN * len(chain)):
-            found += 1
-            stayed += replica in places[chain[depth - 1]]
-    return found, stayed
+            found.append((places[chain[depth - 1]], replica))
+    return compare(found, member)

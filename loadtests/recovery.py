@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from loadtests.records import Record
 
 BACK = 1.1
-WINDOW_S = 20.0
+WINDOW_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

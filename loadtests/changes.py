@@ -1,0 +1,205 @@
+"""`python -m loadtests.changes`: what joins, leaves, restarted routers and cold fleets cost, in simulated time.
+
+Three tables, each a comparison with the same traffic when nothing happens. A goal that is missed is printed as such,
+and makes the exit code 1. The measures are defined in `placement` and `recovery`, the runs in `changes_cells`. Cells run
+in processes of their own; nothing is written.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from loadtests.changes_cells import Cold, Handed, Placed, Traffic, cold, handed, placed, warm_knee
+from loadtests.placement import Kept
+from loadtests.table_kinds import Kind, kinds
+
+KEPT = 0.95
+"""Goal: of the known prefixes that had no reason to move, at least so many stay."""
+
+RATES = {"chat": 100.0, "ladder": 18.0, "whale": 100.0, "conversation": 4.5, "synthetic": 4.5}
+"""Requests a second on eight replicas, about two thirds of what they can do."""
+
+ROUTERS = (1, 2, 4)
+
+POLICIES = ("prefix_affinity", "round_robin", "least_requests")
+LOADS = (0.6, 0.8, 0.9, 1.0)
+COLD = ("chat", "conversation")
+COLD_PROFILE, COLD_REPLICAS = {"chat": "llama3-70b-4xa100"}, 4
+"""Slow replicas and few of them: a rolling deploy of eight fast ones is 100,000 requests."""
+
+_EXISTING = typer.Option(exists=True, dir_okay=False, readable=True, help="A trace in Mooncake's format.")
+app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
+
+_Trace = Annotated[Path | None, _EXISTING]
+_Only = Annotated[list[str] | None, typer.Option(help="This kind of traffic (may be given again).")]
+_Seeds = Annotated[int, typer.Option(min=1, help="Repeats, each with other traffic.")]
+_Processes = Annotated[int, typer.Option(min=1, help="That simulate.")]
+
+
+@app.command()
+def replicas(
+    conversation: _Trace = None,
+    synthetic: _Trace = None,
+    only: _Only = None,
+    seeds: _Seeds = 1,
+    processes: _Processes = 2,
+) -> None:
+    """One replica of eight more, and one less: which prefixes keep their replica?"""
+    cells = [(each, seed) for each in _traffic(conversation, synthetic, only) for seed in range(1, seeds + 1)]
+    with ProcessPoolExecutor(processes) as executor:
+        rows = list(chain.from_iterable(executor.map(placed, *zip(*cells, strict=True))))
+    _end(replicas_table(rows), [row for row in rows if not placed_well(row)])
+
+
+@app.command()
+def routers(
+    conversation: _Trace = None,
+    synthetic: _Trace = None,
+    only: _Only = None,
+    seeds: _Seeds = 1,
+    processes: _Processes = 2,
+) -> None:
+    """One router of 1, 2 and 4 restarts: do requests go where they went?"""
+    traffic = _traffic(conversation, synthetic, only)
+    cells = [(each, count, seed) for each in traffic for count in ROUTERS for seed in range(1, seeds + 1)]
+    with ProcessPoolExecutor(processes) as executor:
+        rows = list(chain.from_iterable(executor.map(handed, *zip(*cells, strict=True))))
+    _end(routers_table(rows), [row for row in rows if row.arm == "snapshot" and not handed_well(row, rows)])
+
+
+@app.command()
+def fleet(
+    conversation: _Trace = None,
+    only: _Only = None,
+    seeds: _Seeds = 1,
+    processes: _Processes = 2,
+) -> None:
+    """A whole fleet comes back cold: when is time to first token what it was, and at which load at all?"""
+    found = [_small(each.kind) for each in _traffic(conversation, None, only) if only or each.kind.name in COLD]
+    with ProcessPoolExecutor(processes) as executor:
+        rows = list(_cold(executor, found, range(1, seeds + 1)))
+    _end(fleet_table(rows), [])
+
+
+def _traffic(conversation: Path | None, synthetic: Path | None, only: Sequence[str] | None) -> list[Traffic]:
+    """Raises typer.BadParameter for a name that is none."""
+    traces = {"conversation": conversation, "synthetic": synthetic}
+    given = kinds({name: path for name, path in traces.items() if path is not None})
+    known = {kind.name: Traffic(kind, RATES[kind.name]) for kind in given if kind.name in RATES}
+    for name in only or ():
+        if name not in known:
+            raise typer.BadParameter(f"one of {', '.join(known)}, or its trace is not given", param_hint="--only")
+    return [known[name] for name in only or known]
+
+
+def _small(kind: Kind) -> Kind:
+    profile = COLD_PROFILE.get(kind.name, kind.profile)
+    return Kind(kind.name, kind.workload, kind.trace, kind.closed, profile, (1.0,) * COLD_REPLICAS)
+
+
+def _cold(executor: Executor, found: Sequence[Kind], seeds: Sequence[int]) -> Iterator[Cold]:
+    arms = [(kind, policy) for kind in found for policy in POLICIES]
+    knees = list(executor.map(warm_knee, *zip(*arms, strict=True), repeat(1)))
+    cells = [
+        (kind, policy, deploy, load, knee, seed)
+        for (kind, policy), knee in zip(arms, knees, strict=True)
+        for deploy in ("once", "rolling")
+        for load in LOADS
+        for seed in seeds
+    ]
+    yield from executor.map(cold, *zip(*cells, strict=True))
+
+
+# Verdicts.
+
+
+def placed_well(row: Placed) -> bool:
+    """At once by the rule, and after that by where requests go, beside what moves anyhow."""
+    return row.kept.share >= KEPT and row.went.share >= KEPT * row.usual.share
+
+
+def handed_well(row: Handed, rows: Sequence[Handed]) -> bool:
+    """The same; what moves anyhow is in the row of the arm `none`."""
+    key = row.traffic, row.routers, row.seed
+    usual = next(each for each in rows if each.arm == "none" and (each.traffic, each.routers, each.seed) == key)
+    assert row.kept is not None
+    return row.kept.share >= KEPT and row.went.share >= KEPT * usual.went.share
+
+
+# Tables.
+
+
+def replicas_table(rows: Sequence[Placed]) -> Table:
+    """A row for each run."""
+    grid = _grid(
+        "traffic", "change", "seed", "known", "kept %", "requests", "went %", "usual %", "share", "TTFT ms", "goal"
+    )
+    for row in rows:
+        before, after, usual = (f"{each * 1_000:.0f}" for each in row.ttft)
+        grid.add_row(
+            row.traffic, row.change, str(row.seed), str(row.kept.known), _percent(row.kept), str(row.went.known),
+            _percent(row.went), _percent(row.usual), "" if row.share is None else f"{row.share:.2f}",
+            f"{before} > {after} ({usual})", _word(placed_well(row)),
+        )  # fmt: skip
+    return grid
+
+
+def routers_table(rows: Sequence[Handed]) -> Table:
+    """A row for each run."""
+    grid = _grid(
+        "traffic", "routers", "restart", "seed", "known", "kept %", "requests", "went %", "hit %", "TTFT ms", "goal"
+    )
+    for row in rows:
+        known = ("", "") if row.kept is None else (str(row.kept.known), _percent(row.kept))
+        hit, ttft = row.hit_ratio, row.ttft
+        grid.add_row(
+            row.traffic, str(row.routers), row.arm, str(row.seed), *known, str(row.went.known), _percent(row.went),
+            f"{hit[0]:.1%} > {hit[1]:.1%}", f"{ttft[0] * 1_000:.0f} > {ttft[1] * 1_000:.0f}",
+            _word(handed_well(row, rows)) if row.arm == "snapshot" else "",
+        )  # fmt: skip
+    return grid
+
+
+def fleet_table(rows: Sequence[Cold]) -> Table:
+    """A row for each run: seconds until back; the worst window's mean TTFT beside its usual one; what failed."""
+    grid = _grid("traffic", "policy", "knee /s", "deploy", "load", "seed", "back, s", "worst TTFT s", "failed")
+    for row in rows:
+        found = row.recovery
+        back = "never" if found.seconds is None else f"{found.seconds:.0f}"
+        grid.add_row(
+            row.traffic, row.policy, f"{row.knee:g}", row.deploy, f"{row.load:g}", str(row.seed), back,
+            f"{found.worst:.2f} ({found.usual:.2f})", str(found.failed),
+        )  # fmt: skip
+    return grid
+
+
+def _grid(*names: str) -> Table:
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        grid.add_column(name, no_wrap=True)
+    return grid
+
+
+def _percent(kept: Kept) -> str:
+    return f"{kept.share * 100:.1f}"
+
+
+def _word(well: bool) -> str:
+    return "met" if well else "MISSED"
+
+
+def _end(table: Table, missed: Sequence[object]) -> None:
+    Console(width=140).print(table)
+    if missed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
