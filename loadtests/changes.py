@@ -1,15 +1,16 @@
 """`python -m loadtests.changes`: what joins, leaves, restarted routers and cold fleets cost, in simulated time.
 
 Three tables, each a comparison with the same traffic when nothing happens. A goal that is missed is printed as such,
-and makes the exit code 1. The measures are defined in `placement` and `recovery`, the runs in `changes_cells`. Cells run
-in processes of their own; nothing is written.
+and makes the exit code 1. The measures are defined in `placement` and `recovery`, the runs in `changes_cells`. Cells
+run in processes of their own; nothing is written.
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -29,12 +30,13 @@ RATES = {"chat": 100.0, "ladder": 18.0, "whale": 100.0, "conversation": 4.5, "sy
 ROUTERS = (1, 2, 4)
 
 POLICIES = ("prefix_affinity", "round_robin", "least_requests")
-LOADS = (0.6, 0.8, 0.9, 1.0)
+LOADS = (0.6, 0.8, 1.0)
 COLD = ("chat", "conversation")
 COLD_PROFILE, COLD_REPLICAS = {"chat": "llama3-70b-4xa100"}, 4
 """Slow replicas and few of them: a rolling deploy of eight fast ones is 100,000 requests."""
 
 _EXISTING = typer.Option(exists=True, dir_okay=False, readable=True, help="A trace in Mooncake's format.")
+Row = TypeVar("Row", Placed, Handed, Cold)
 app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
 
 _Trace = Annotated[Path | None, _EXISTING]
@@ -54,7 +56,7 @@ def replicas(
     """One replica of eight more, and one less: which prefixes keep their replica?"""
     cells = [(each, seed) for each in _traffic(conversation, synthetic, only) for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
-        rows = list(chain.from_iterable(executor.map(placed, *zip(*cells, strict=True))))
+        rows = _told(chain.from_iterable(executor.map(placed, *zip(*cells, strict=True))))
     _end(replicas_table(rows), [row for row in rows if not placed_well(row)])
 
 
@@ -70,7 +72,7 @@ def routers(
     traffic = _traffic(conversation, synthetic, only)
     cells = [(each, count, seed) for each in traffic for count in ROUTERS for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
-        rows = list(chain.from_iterable(executor.map(handed, *zip(*cells, strict=True))))
+        rows = _told(chain.from_iterable(executor.map(handed, *zip(*cells, strict=True))))
     _end(routers_table(rows), [row for row in rows if row.arm == "snapshot" and not handed_well(row, rows)])
 
 
@@ -84,7 +86,7 @@ def fleet(
     """A whole fleet comes back cold: when is time to first token what it was, and at which load at all?"""
     found = [_small(each.kind) for each in _traffic(conversation, None, only) if only or each.kind.name in COLD]
     with ProcessPoolExecutor(processes) as executor:
-        rows = list(_cold(executor, found, range(1, seeds + 1)))
+        rows = _told(_cold(executor, found, range(1, seeds + 1)))
     _end(fleet_table(rows), [])
 
 
@@ -115,6 +117,15 @@ def _cold(executor: Executor, found: Sequence[Kind], seeds: Sequence[int]) -> It
         for seed in seeds
     ]
     yield from executor.map(cold, *zip(*cells, strict=True))
+
+
+def _told(rows: Iterable[Row]) -> list[Row]:
+    """All of them, each said as soon as it is there: a table takes minutes."""
+    found = []
+    for row in rows:
+        print(row, file=sys.stderr, flush=True)
+        found.append(row)
+    return found
 
 
 # Verdicts.

@@ -81,8 +81,8 @@ class _Watch:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """What a join or a leave did. `kept` by the rule at once; `went` in AFTER_S, and `usual` with no change. `share` is
-    the newcomer's part of the fleet's work in that time, 1 is fair. TTFT means in seconds, of AFTER_S before, after, and
-    after with no change."""
+    the newcomer's part of the fleet's work in that time, 1 is fair. TTFT means in seconds, of AFTER_S before, after,
+    and after with no change."""
 
     traffic: str
     change: str
@@ -150,8 +150,8 @@ def _share(records: Sequence[Record], replica: ReplicaId) -> float:
 @dataclass(frozen=True, slots=True)
 class Handed:
     """What a new router process did, one of `routers`. `arm`: with the `snapshot`, `without` it, or `none` was made.
-    Figures are of the requests that came to it: `kept` by the rule at once, `went` in AFTER_S, and the hit ratio and the
-    mean TTFT in seconds of AFTER_S before and after."""
+    Figures are of the requests that came to it: `kept` by the rule at once, `went` in AFTER_S, and the hit ratio and
+    the mean TTFT in seconds of AFTER_S before and after."""
 
     traffic: str
     routers: int
