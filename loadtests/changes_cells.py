@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtests.placement import NOBODY, Kept, Member, Routes, asks, chosen, kept, went
+from loadtests.placement import NOBODY, Kept, Member, Routes, alive, asks, chosen, kept, went
 from loadtests.plays import Play
 from loadtests.records import Record
 from loadtests.recovery import Recovery, recovery
@@ -80,7 +80,7 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a join or a leave did. `kept` by the rule at once; `went` in AFTER_S, and `usual` with no change. `share` is
+    """What a join or a leave did. `kept` by the rule at once; `went` in AFTER_S, `usual` with no change. `share` is
     the newcomer's part of the fleet's work in that time, 1 is fair. TTFT means in seconds, of AFTER_S before, after,
     and after with no change."""
 
@@ -99,7 +99,7 @@ def placed(traffic: Traffic, seed: int) -> list[Placed]:
     wiring, fleet = plan(), traffic.kind.plan
     play = traffic.play(seed, AT_S + AFTER_S + MARGIN_S)
     calm = simulate(play, fleet, wiring, seed)
-    usual = _went(play, calm, wiring)
+    usual = _went(play, calm, calm, wiring)
     one, more = fleet.ids[0], f"r{len(fleet.speeds) + 1}"
     rows = []
     for change, member in (
@@ -112,18 +112,15 @@ def placed(traffic: Traffic, seed: int) -> list[Placed]:
         ttft = _ttft(calm, AT_S - AFTER_S), _ttft(struck, AT_S), _ttft(calm, AT_S)
         name, kept = type(change).__name__.lower(), watch.kept(member)
         rows.append(
-            Placed(traffic.kind.name, name, seed, kept, _went(play, struck, wiring, member), usual, share, ttft)
+            Placed(traffic.kind.name, name, seed, kept, _went(play, struck, calm, wiring, member), usual, share, ttft)
         )
     return rows
 
 
-def _went(play: Play, outcome: Outcome, wiring: RouterPlan, member: Member = NOBODY, router: int | None = None) -> Kept:
-    """With a `router`, of the requests that came to that one."""
-    ours = {
-        id(each) for each, number in zip(outcome.records, outcome.routers, strict=True) if number == (router or number)
-    }
-    span = AT_S, AT_S + AFTER_S
-    return went(play, outcome.records, wiring.settings.block, span, member, lambda record: id(record) in ours)
+def _went(play: Play, outcome: Outcome, calm: Outcome, wiring: RouterPlan, member: Member = NOBODY) -> Kept:
+    """Of the requests that came to the first router."""
+    own = [each for each, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
+    return went(play, own, wiring.settings.block, (AT_S, AT_S + AFTER_S), alive(calm), member)
 
 
 def _ttft(outcome: Outcome, begin: float) -> float:
@@ -173,7 +170,7 @@ def handed(traffic: Traffic, routers: int, seed: int) -> list[Handed]:
         own = [each for each, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
         before, after = figures(own, AT_S - AFTER_S, AT_S), figures(own, AT_S, AT_S + AFTER_S)
         return Handed(
-            traffic.kind.name, routers, arm, seed, kept, _went(play, outcome, wiring, router=1),
+            traffic.kind.name, routers, arm, seed, kept, _went(play, outcome, calm, wiring),
             (before.hit_ratio or 0.0, after.hit_ratio or 0.0), (before.ttft or 0.0, after.ttft or 0.0),
         )  # fmt: skip
 

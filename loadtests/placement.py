@@ -6,23 +6,27 @@ chosen   What the rule would choose for a prompt that was sent already, were nob
          replica that is chosen, and counts once however often it was sent. Prompts that another one goes on from are
          left out: nobody sends them again.
 went     Where requests really went, busy or not. A request's prefix is known when at least half of its blocks begin a
-         prompt that was sent before the change, and it stayed when its replica is one of those that the deepest such
-         block was sent to. A busy fleet spills and evicts without any change, so this is told beside the same requests
-         of a run in which nothing changed.
+         prompt that was sent before the change, and, had nothing changed, as much of it would have been believed to be
+         resident somewhere when it was sent: what was evicted in time has no place to keep. It stayed when its replica
+         is one of those that the deepest such block was sent to. A busy fleet spills without any change, so this is
+         told beside the same requests of the run in which nothing changed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtests.plays import Line, Play
 from loadtests.records import Record
 from loadtests.sim_router import SimRouter, ask
-from loadtests.simulation import RouterPlan
+from loadtests.simulation import Outcome, RouterPlan
 from router.core.types import Ask, Candidate, Few, Lines, Policy, Reading, ReplicaId, Rng, Route, View, Wait
 
 KNOWN = 0.5
 """The share of a prompt that makes its prefix a known one: less is a preamble that all kinds of prompts share, or that
 a snapshot may round away (core/recalled.py knows half of a shared depth at least)."""
+
+Name = tuple[str, int]
+"""Session and turn."""
 
 Asks = Mapping[str, Ask]
 """Prompts by the name of a request that had them."""
@@ -120,7 +124,7 @@ def asks(play: Play, sent: Iterable[Record], block: int) -> dict[str, Ask]:
     return dict(told for tip, told in found.items() if tip not in inner)
 
 
-def lines(play: Play) -> dict[tuple[str, int], Line]:
+def lines(play: Play) -> dict[Name, Line]:
     """Every request of a play, by its session and turn."""
     return {(part.id, turn): line for part in play.parts for turn, line in enumerate(part.lines)}
 
@@ -167,26 +171,31 @@ def kept(before: Routes, after: Routes, member: Member = NOBODY) -> Kept:
     return compare([((route.replica,), again.get(name)) for name, route in known(before).items()], member)
 
 
+def alive(outcome: Outcome) -> set[Name]:
+    """The requests of which at least KNOWN of the prompt was believed resident somewhere when they were sent."""
+    return {
+        (record.session, record.turn)
+        for record, lease in zip(outcome.records, outcome.leases, strict=True)
+        if lease is not None and lease.reachable >= KNOWN * lease.prompt_tokens
+    }
+
+
 def went(
-    play: Play,
-    records: Sequence[Record],
-    block: int,
-    span: tuple[float, float],
-    member: Member = NOBODY,
-    counts: Callable[[Record], bool] = lambda _record: True,
+    play: Play, records: Iterable[Record], block: int, span: tuple[float, float], of: Collection[Name], member: Member
 ) -> Kept:
-    """What became of the prefixes of the requests sent in `span`, [begin, end) in seconds, that `counts` says count."""
+    """What became of the prefixes of the requests sent in `span`, [begin, end) in seconds, that are among `of`."""
     by_name, (begin, end) = lines(play), span
     places: dict[int, set[str]] = {}
     later = []
     for record in records:
+        name = record.session, record.turn
         if record.replica is None:
             continue
-        chain = ask(by_name[record.session, record.turn], block).chain
+        chain = ask(by_name[name], block).chain
         if record.sent_s < begin:
             for each in chain:
                 places.setdefault(each, set()).add(record.replica)
-        elif record.sent_s < end and chain and counts(record):
+        elif record.sent_s < end and name in of:
             later.append((record.replica, chain))
     found: list[tuple[set[str], str]] = []
     for replica, chain in later:

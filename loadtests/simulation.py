@@ -150,17 +150,22 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Records and leases in the order in which they ended, what each replica did, and how long it took in all.
+    """Records in the order in which they ended, what each replica did, and how long it took in all.
 
-    `routers` has, for each record, the number of the router that it came to, from 1.
+    For each record `routers` has the number of the router that it came to, from 1, and `leases` its last lease.
     """
 
     records: list[Record]
     routers: list[int]
-    settled: list[Settled]
+    leases: list[Settled | None]
     done: dict[ReplicaId, Done]
     seconds: float
     events: int
+
+    @property
+    def settled(self) -> list[Settled]:
+        """The leases that there were."""
+        return [lease for lease in self.leases if lease is not None]
 
     @property
     def work_skew(self) -> float:
@@ -191,7 +196,7 @@ class _Simulation:
         self._leaving: dict[ReplicaId, Leave | Restart] = {}
         self._records: list[Record] = []
         self._came_to: list[int] = []
-        self._settled: list[Settled] = []
+        self._leases: list[Settled | None] = []
         self._bus = Bus(self._clock, routers.gossip, random.Random(f"{seed}:gossip"))
         self._shares = list(accumulate(routers.shares))
         self._routers = [self._router(f"router-{n}", (n - 1) / len(routers.shares)) for n in self._numbers]
@@ -222,7 +227,7 @@ class _Simulation:
                 before.output_tokens + life.output_tokens,
                 before.busy_s + life.busy_s,
             )
-        return Outcome(self._records, self._came_to, self._settled, done, self._clock.now, self._clock.events)
+        return Outcome(self._records, self._came_to, self._leases, done, self._clock.now, self._clock.events)
 
     def _router(self, name: str, starts_s: float) -> SimRouter:
         """A process of that name. Its gossip begins at `starts_s`."""
@@ -270,8 +275,7 @@ class _Simulation:
             self._open -= 1
             self._records.append(record)
             self._came_to.append(number)
-            if visit.settled is not None:
-                self._settled.append(visit.settled)
+            self._leases.append(visit.settled)
             if turn + 1 < len(part.lines):
                 self._clock.at(self._clock.now + part.lines[turn + 1].think_s, self._say, part, turn + 1)
 

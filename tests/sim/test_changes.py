@@ -8,7 +8,7 @@ import pytest
 
 from loadtests import changes, changes_cells
 from loadtests.changes_cells import Cold, Traffic, cold, handed, placed, warm_knee
-from loadtests.placement import Kept, Member, Routes, asks, chosen, compare, kept, went
+from loadtests.placement import NOBODY, Kept, Member, Routes, alive, asks, chosen, compare, kept, went
 from loadtests.plays import Names, Part, Play, Text
 from loadtests.records import Record
 from loadtests.recovery import Recovery, recovery
@@ -86,12 +86,16 @@ def test_choices_are_those_of_an_idle_fleet_and_asking_changes_nothing() -> None
 
 def test_requests_go_where_the_deepest_known_block_went() -> None:
     play = family(0.0, 1.0, 2.0, 3.0)
-    made = simulate(play, FleetPlan("llama3-8b-h100", FOUR), ROUTERS, 1).records
-    assert went(play, made, 512, (2.0, 9.0)) == Kept(2, 2, 0)
+    outcome = simulate(play, FleetPlan("llama3-8b-h100", FOUR), ROUTERS, 1)
+    made, of = outcome.records, alive(outcome)
+    assert of == {("s1", 0), ("s2", 0), ("s3", 0)}, "of the first one nothing was resident"
+    late, newcomer = (2.0, 9.0), Member(None, "elsewhere", 0.5)
+    assert went(play, made, 512, late, of, NOBODY) == Kept(2, 2, 0)
+    assert went(play, made, 512, late, of - {("s2", 0)}, NOBODY) == Kept(1, 1, 0)
     moved = [replace(each, replica="elsewhere") if each.session == "s3" else each for each in made]
-    assert went(play, moved, 512, (2.0, 9.0)) == Kept(2, 1, 0)
-    assert went(play, moved, 512, (2.0, 9.0), Member(None, "elsewhere", 0.5)) == Kept(2, 1, 1)
-    assert went(play, made, 512, (0.0, 9.0)) == Kept(0, 0, 0), "before the first one nothing was known"
+    assert went(play, moved, 512, late, of, NOBODY) == Kept(2, 1, 0)
+    assert went(play, moved, 512, late, of, newcomer) == Kept(2, 1, 1)
+    assert went(play, made, 512, (0.0, 9.0), of, NOBODY) == Kept(0, 0, 0), "before the first one nothing was known"
 
 
 def test_back_is_the_first_window_that_is_as_good_as_its_pairs() -> None:
