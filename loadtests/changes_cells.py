@@ -119,8 +119,9 @@ def placed(traffic: Traffic, seed: int) -> list[Placed]:
 
 def _went(play: Play, outcome: Outcome, calm: Outcome, wiring: RouterPlan, member: Member = NOBODY) -> Kept:
     """Of the requests that came to the first router."""
-    own = [each for each, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
-    return went(play, own, wiring.settings.block, (AT_S, AT_S + AFTER_S), alive(calm), member)
+    numbers = zip(outcome.records, outcome.routers, strict=True)
+    own = {(record.session, record.turn) for record, number in numbers if number == 1}
+    return went(play, outcome.records, wiring.settings.block, (AT_S, AT_S + AFTER_S), alive(calm) & own, member)
 
 
 def _ttft(outcome: Outcome, begin: float) -> float:

@@ -240,6 +240,6 @@ def test_a_router_that_joins_is_told_the_others_last_heartbeats() -> None:
     made = play(*[index * 0.06 for index in range(64)], own=12_800, output=2)
     plan = FleetPlan("llama3-8b-h100", (1.0,) * 8)
     seen: list[int] = []
-    change = [RouterRestart(2.5, 1), Look(2.5, lambda routers: seen.append(len(routers[0].fleet.peers)))]
+    change: list[Change] = [RouterRestart(2.5, 1), Look(2.5, lambda routers: seen.append(len(routers[0].fleet.peers)))]
     simulate(made, plan, replace(ROUTERS, shares=(1.0,) * 4), 1, change)
     assert seen == [4], "three others, and the process before it"
