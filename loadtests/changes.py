@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -57,7 +57,7 @@ def replicas(
     cells = [(each, seed) for each in _traffic(conversation, synthetic, only) for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(chain.from_iterable(executor.map(placed, *zip(*cells, strict=True))))
-    _end(replicas_table(rows), [row for row in rows if not placed_well(row)])
+    _end(*replicas_table(rows))
 
 
 @app.command()
@@ -73,7 +73,7 @@ def routers(
     cells = [(each, count, seed) for each in traffic for count in ROUTERS for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(chain.from_iterable(executor.map(handed, *zip(*cells, strict=True))))
-    _end(routers_table(rows), [row for row in rows if row.arm == "snapshot" and not handed_well(row, rows)])
+    _end(*routers_table(rows))
 
 
 @app.command()
@@ -87,7 +87,7 @@ def fleet(
     found = [_small(each.kind) for each in _traffic(conversation, None, only) if only or each.kind.name in COLD]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(_cold(executor, found, range(1, seeds + 1)))
-    _end(fleet_table(rows), [])
+    _end(fleet_table(rows), 0)
 
 
 def _traffic(conversation: Path | None, synthetic: Path | None, only: Sequence[str] | None) -> list[Traffic]:
@@ -128,6 +128,15 @@ def _told(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
+def summed(rows: Iterable[Placed] | Iterable[Handed]) -> list[tuple[int, Any]]:
+    """The rows of several seeds as one each, with how many they were."""
+    found: dict[Any, tuple[int, Any]] = {}
+    for row in rows:
+        before = found.get(row.of)
+        found[row.of] = (1, row) if before is None else (before[0] + 1, before[1] + row)
+    return list(found.values())
+
+
 # Verdicts.
 
 
@@ -136,46 +145,49 @@ def placed_well(row: Placed) -> bool:
     return row.kept.share >= KEPT and row.went.share >= KEPT * row.usual.share
 
 
-def handed_well(row: Handed, rows: Sequence[Handed]) -> bool:
-    """The same; what moves anyhow is in the row of the arm `none`."""
-    key = row.traffic, row.routers, row.seed
-    usual = next(each for each in rows if each.arm == "none" and (each.traffic, each.routers, each.seed) == key)
-    assert row.kept is not None
+def handed_well(row: Handed, usual: Handed) -> bool:
+    """The same; `usual` is the row of the arm `none`."""
     return row.kept.share >= KEPT and row.went.share >= KEPT * usual.went.share
 
 
-# Tables.
+# Tables. Each answers with how many goals were missed, too.
 
 
-def replicas_table(rows: Sequence[Placed]) -> Table:
-    """A row for each run."""
+def replicas_table(rows: Sequence[Placed]) -> tuple[Table, int]:
+    """A row for each change of each traffic."""
     grid = _grid(
-        "traffic", "change", "seed", "known", "kept %", "requests", "went %", "usual %", "share", "TTFT ms", "goal"
+        "traffic", "change", "seeds", "known", "kept %", "asked", "went %", "usual %", "share", "TTFT ms", "goal"
     )
-    for row in rows:
-        before, after, usual = (f"{each * 1_000:.0f}" for each in row.ttft)
+    missed = 0
+    for seeds, row in summed(rows):
+        before, after, usual = (f"{each / seeds * 1_000:.0f}" for each in row.ttft)
+        missed += not placed_well(row)
         grid.add_row(
-            row.traffic, row.change, str(row.seed), str(row.kept.known), _percent(row.kept), str(row.went.known),
-            _percent(row.went), _percent(row.usual), "" if row.share is None else f"{row.share:.2f}",
+            row.traffic, row.change, str(seeds), str(row.kept.known), _percent(row.kept), str(row.went.known),
+            _percent(row.went), _percent(row.usual), "" if row.share is None else f"{row.share / seeds:.2f}",
             f"{before} > {after} ({usual})", _word(placed_well(row)),
         )  # fmt: skip
-    return grid
+    return grid, missed
 
 
-def routers_table(rows: Sequence[Handed]) -> Table:
-    """A row for each run."""
+def routers_table(rows: Sequence[Handed]) -> tuple[Table, int]:
+    """A row for each number of routers and way to restart one, of each traffic."""
     grid = _grid(
-        "traffic", "routers", "restart", "seed", "known", "kept %", "requests", "went %", "hit %", "TTFT ms", "goal"
+        "traffic", "routers", "restart", "seeds", "known", "kept %", "asked", "went %", "hit %", "TTFT ms", "goal"
     )
-    for row in rows:
-        known = ("", "") if row.kept is None else (str(row.kept.known), _percent(row.kept))
-        hit, ttft = row.hit_ratio, row.ttft
+    missed = 0
+    totals = {row.of: (seeds, row) for seeds, row in summed(rows)}
+    for seeds, row in totals.values():
+        well = handed_well(row, totals[row.traffic, row.routers, "none"][1])
+        missed += row.arm == "snapshot" and not well
+        hit, ttft = ([each / seeds for each in pair] for pair in (row.hit_ratio, row.ttft))
         grid.add_row(
-            row.traffic, str(row.routers), row.arm, str(row.seed), *known, str(row.went.known), _percent(row.went),
-            f"{hit[0]:.1%} > {hit[1]:.1%}", f"{ttft[0] * 1_000:.0f} > {ttft[1] * 1_000:.0f}",
-            _word(handed_well(row, rows)) if row.arm == "snapshot" else "",
+            row.traffic, str(row.routers), row.arm, str(seeds), str(row.kept.known or ""),
+            _percent(row.kept) if row.kept.known else "", str(row.went.known), _percent(row.went),
+            f"{hit[0] * 100:.1f} > {hit[1] * 100:.1f}", f"{ttft[0] * 1_000:.0f} > {ttft[1] * 1_000:.0f}",
+            _word(well) if row.arm == "snapshot" else "",
         )  # fmt: skip
-    return grid
+    return grid, missed
 
 
 def fleet_table(rows: Sequence[Cold]) -> Table:
@@ -206,7 +218,7 @@ def _word(well: bool) -> str:
     return "met" if well else "MISSED"
 
 
-def _end(table: Table, missed: Sequence[object]) -> None:
+def _end(table: Table, missed: int) -> None:
     Console(width=140).print(table)
     if missed:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtests.placement import NOBODY, Kept, Member, Routes, alive, asks, chosen, kept, went
+from loadtests.placement import NOBODY, Kept, Member, Routes, asks, chosen, compare, first, kept, reach, went
 from loadtests.plays import Play
 from loadtests.records import Record
 from loadtests.recovery import Recovery, recovery
@@ -86,12 +86,22 @@ class Placed:
 
     traffic: str
     change: str
-    seed: int
     kept: Kept
     went: Kept
     usual: Kept
     share: float | None
-    ttft: tuple[float, float, float]
+    ttft: tuple[float, ...]
+
+    @property
+    def of(self) -> tuple[str, str]:
+        """What rows of several seeds have in common."""
+        return self.traffic, self.change
+
+    def __add__(self, other: "Placed") -> "Placed":
+        """Both seeds' prefixes; the other figures are summed, to be divided by their number."""
+        share = None if self.share is None or other.share is None else self.share + other.share
+        kept, went, usual = self.kept + other.kept, self.went + other.went, self.usual + other.usual
+        return Placed(*self.of, kept, went, usual, share, _sum(self.ttft, other.ttft))
 
 
 def placed(traffic: Traffic, seed: int) -> list[Placed]:
@@ -99,7 +109,7 @@ def placed(traffic: Traffic, seed: int) -> list[Placed]:
     wiring, fleet = plan(), traffic.kind.plan
     play = traffic.play(seed, AT_S + AFTER_S + MARGIN_S)
     calm = simulate(play, fleet, wiring, seed)
-    usual = _went(play, calm, calm, wiring)
+    usual = _prefixes(play, calm, wiring)
     one, more = fleet.ids[0], f"r{len(fleet.speeds) + 1}"
     rows = []
     for change, member in (
@@ -111,17 +121,15 @@ def placed(traffic: Traffic, seed: int) -> list[Placed]:
         share = None if member.came is None else _share(struck.records, member.came) / member.fair
         ttft = _ttft(calm, AT_S - AFTER_S), _ttft(struck, AT_S), _ttft(calm, AT_S)
         name, kept = type(change).__name__.lower(), watch.kept(member)
-        rows.append(
-            Placed(traffic.kind.name, name, seed, kept, _went(play, struck, calm, wiring, member), usual, share, ttft)
-        )
+        own = _prefixes(play, struck, wiring, member)
+        rows.append(Placed(traffic.kind.name, name, kept, own, usual, share, ttft))
     return rows
 
 
-def _went(play: Play, outcome: Outcome, calm: Outcome, wiring: RouterPlan, member: Member = NOBODY) -> Kept:
-    """Of the requests that came to the first router."""
-    numbers = zip(outcome.records, outcome.routers, strict=True)
-    own = {(record.session, record.turn) for record, number in numbers if number == 1}
-    return went(play, outcome.records, wiring.settings.block, (AT_S, AT_S + AFTER_S), alive(calm) & own, member)
+def _prefixes(play: Play, outcome: Outcome, wiring: RouterPlan, member: Member = NOBODY) -> Kept:
+    """Of the prefixes asked for in AFTER_S, each by its first request."""
+    span = AT_S, AT_S + AFTER_S
+    return compare(first(went(play, outcome.records, wiring.settings.block, span, reach(outcome))), member)
 
 
 def _ttft(outcome: Outcome, begin: float) -> float:
@@ -154,11 +162,33 @@ class Handed:
     traffic: str
     routers: int
     arm: str
-    seed: int
-    kept: Kept | None
+    kept: Kept
     went: Kept
-    hit_ratio: tuple[float, float]
-    ttft: tuple[float, float]
+    hit_ratio: tuple[float, ...]
+    ttft: tuple[float, ...]
+
+    @property
+    def of(self) -> tuple[str, int, str]:
+        """What rows of several seeds have in common."""
+        return self.traffic, self.routers, self.arm
+
+    def __add__(self, other: "Handed") -> "Handed":
+        """Both seeds' prefixes and requests; the other figures are summed, to be divided by their number."""
+        hit_ratio, ttft = _sum(self.hit_ratio, other.hit_ratio), _sum(self.ttft, other.ttft)
+        return Handed(*self.of, self.kept + other.kept, self.went + other.went, hit_ratio, ttft)
+
+
+def _sum(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _requests(play: Play, outcome: Outcome, calm: Outcome, wiring: RouterPlan) -> Kept:
+    """Of the requests that came to the first router in AFTER_S. What was still resident is taken from the run in which
+    nothing happened: who knows nothing would find nothing lost."""
+    numbers = zip(outcome.records, outcome.routers, strict=True)
+    own = {(record.session, record.turn) for record, number in numbers if number == 1}
+    found = went(play, outcome.records, wiring.settings.block, (AT_S, AT_S + AFTER_S), reach(calm))
+    return compare([prefix for name, prefix in found if name in own])
 
 
 def handed(traffic: Traffic, routers: int, seed: int) -> list[Handed]:
@@ -167,15 +197,15 @@ def handed(traffic: Traffic, routers: int, seed: int) -> list[Handed]:
     play = traffic.play(seed, AT_S + AFTER_S + MARGIN_S)
     calm = simulate(play, fleet, wiring, seed)
 
-    def row(arm: str, outcome: Outcome, kept: Kept | None) -> Handed:
+    def row(arm: str, outcome: Outcome, kept: Kept) -> Handed:
         own = [each for each, number in zip(outcome.records, outcome.routers, strict=True) if number == 1]
         before, after = figures(own, AT_S - AFTER_S, AT_S), figures(own, AT_S, AT_S + AFTER_S)
         return Handed(
-            traffic.kind.name, routers, arm, seed, kept, _went(play, outcome, calm, wiring),
+            traffic.kind.name, routers, arm, kept, _requests(play, outcome, calm, wiring),
             (before.hit_ratio or 0.0, after.hit_ratio or 0.0), (before.ttft or 0.0, after.ttft or 0.0),
         )  # fmt: skip
 
-    rows = [row("none", calm, None)]
+    rows = [row("none", calm, Kept(0, 0, 0))]
     for arm, change in (("snapshot", RouterRestart(AT_S, 1)), ("without", RouterRestart(AT_S, 1, snapshot=False))):
         watch = _Watch(play, calm, wiring)
         rows.append(row(arm, simulate(play, fleet, wiring, seed, watch.around(change)), watch.kept()))

@@ -6,16 +6,16 @@ chosen   What the rule would choose for a prompt that was sent already, were nob
          replica that is chosen, and counts once however often it was sent. Prompts that another one goes on from are
          left out: nobody sends them again.
 went     Where requests really went, busy or not. A request's prefix is known when at least half of its blocks begin a
-         prompt that was sent before the change, and, had nothing changed, as much of it would have been believed to be
-         resident somewhere when it was sent: what was evicted in time has no place to keep. It stayed when its replica
-         is one of those that the deepest such block was sent to. A busy fleet spills without any change, so this is
-         told beside the same requests of the run in which nothing changed.
+         prompt that was sent before the change and were believed to be resident somewhere ever since: what was evicted
+         meanwhile has no place to keep. It stayed when its replica is one of those that had the deepest such block.
+         A busy fleet spills without any change, so this is told beside a run in which nothing changed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from loadtests.plays import Line, Play
+from loadtests.plays import Line, Play, size
 from loadtests.records import Record
 from loadtests.sim_router import SimRouter, ask
 from loadtests.simulation import Outcome, RouterPlan
@@ -27,6 +27,9 @@ a snapshot may round away (core/recalled.py knows half of a shared depth at leas
 
 Name = tuple[str, int]
 """Session and turn."""
+
+Reach = Mapping[Name, float]
+"""How much of each prompt was believed to be resident on some replica when it was sent, as a share."""
 
 Asks = Mapping[str, Ask]
 """Prompts by the name of a request that had them."""
@@ -138,6 +141,9 @@ class Kept:
     stayed: int
     excused: float
 
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(self.known + other.known, self.stayed + other.stayed, self.excused + other.excused)
+
     @property
     def share(self) -> float:
         """Of those that had no reason to move, the ones that stayed; 1 where there is none."""
@@ -157,49 +163,91 @@ class Member:
 NOBODY = Member()
 
 
-def compare(places: Sequence[tuple[Collection[ReplicaId], ReplicaId | None]], member: Member = NOBODY) -> Kept:
-    """For each prefix the replicas that it had and the one that it has now."""
-    stayed = sum(now in before for before, now in places)
-    lost = sum(set(before) == {member.left} for before, _ in places)
-    taken = sum(now is not None and now == member.came for before, now in places)
-    return Kept(len(places), stayed, lost + min(taken, member.fair * len(places)))
+class Prefix(NamedTuple):
+    """One that ends with `block`: the replicas that it had, and the one where it is asked for now (None: nowhere)."""
+
+    block: int
+    before: frozenset[ReplicaId]
+    now: ReplicaId | None
+
+
+def compare(prefixes: Collection[Prefix], member: Member = NOBODY) -> Kept:
+    """How many of them stayed."""
+    stayed = sum(prefix.now in prefix.before for prefix in prefixes)
+    lost = sum(prefix.before == {member.left} for prefix in prefixes)
+    taken = sum(prefix.now is not None and prefix.now == member.came for prefix in prefixes)
+    return Kept(len(prefixes), stayed, lost + min(taken, member.fair * len(prefixes)))
 
 
 def kept(before: Routes, after: Routes, member: Member = NOBODY) -> Kept:
     """What became of the prompts that were known at the first of two moments, by where they would go."""
     again = {name: route.replica for name, route in after.items()}
-    return compare([((route.replica,), again.get(name)) for name, route in known(before).items()], member)
+    prompts = known(before).items()
+    return compare([Prefix(0, frozenset({route.replica}), again.get(name)) for name, route in prompts], member)
 
 
-def alive(outcome: Outcome) -> set[Name]:
-    """The requests of which at least KNOWN of the prompt was believed resident somewhere when they were sent."""
+def reach(outcome: Outcome) -> Reach:
+    """What the router of each request believed."""
     return {
-        (record.session, record.turn)
+        (record.session, record.turn): lease.reachable / lease.prompt_tokens
         for record, lease in zip(outcome.records, outcome.leases, strict=True)
-        if lease is not None and lease.reachable >= KNOWN * lease.prompt_tokens
+        if lease is not None
     }
 
 
+class _Places:
+    """Which replicas have which block, as far as requests and what was reachable for them tell."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, set[ReplicaId]] = {}
+
+    def known(self, chain: Sequence[int], held: int) -> int:
+        """How many of a chain's first `held` blocks have a place."""
+        return next((i for i, each in enumerate(chain[:held]) if each not in self._places), held)
+
+    def of(self, block: int) -> frozenset[ReplicaId]:
+        return frozenset(self._places[block])
+
+    def sent(self, chain: Sequence[int], held: int, replica: ReplicaId) -> None:
+        """A chain was sent there when nobody had more than `held` blocks of it."""
+        for block in chain[:held]:
+            self._places.setdefault(block, set()).add(replica)
+        for block in chain[held:]:
+            self._places[block] = {replica}
+
+    def lost(self, chain: Sequence[int], held: int) -> None:
+        """Nobody has more of it any more; where it is computed again is no place to keep."""
+        for block in chain[held:]:
+            self._places.pop(block, None)
+
+
 def went(
-    play: Play, records: Iterable[Record], block: int, span: tuple[float, float], of: Collection[Name], member: Member
-) -> Kept:
-    """What became of the prefixes of the requests sent in `span`, [begin, end) in seconds, that are among `of`."""
-    by_name, (begin, end) = lines(play), span
-    places: dict[int, set[str]] = {}
-    later = []
-    for record in records:
-        name = record.session, record.turn
-        if record.replica is None:
+    play: Play, records: Iterable[Record], block: int, span: tuple[float, float], known_by: Reach
+) -> list[tuple[Name, Prefix]]:
+    """The requests sent in `span`, [begin, end) in seconds, whose prefix was known at its begin and is still there:
+    each with its prefix, who had that, and where it went. In the order in which they were sent."""
+    by_name, (begin, end), places = lines(play), span, _Places()
+    found: list[tuple[Name, Prefix]] = []
+    for record in sorted(records, key=lambda record: record.sent_s):
+        if record.replica is None or record.sent_s >= end:
             continue
-        chain = ask(by_name[name], block).chain
+        name = record.session, record.turn
+        line = by_name[name]
+        chain = ask(line, block).chain
+        held = min(len(chain), round(known_by.get(name, 0.0) * size(line.prompt_tokens) / block))
         if record.sent_s < begin:
-            for each in chain:
-                places.setdefault(each, set()).add(record.replica)
-        elif record.sent_s < end and name in of:
-            later.append((record.replica, chain))
-    found: list[tuple[set[str], str]] = []
-    for replica, chain in later:
-        depth = next((i for i, each in enumerate(chain) if each not in places), len(chain))
+            places.sent(chain, held, record.replica)
+            continue
+        depth = places.known(chain, held)
         if depth >= max(1, KNOWN * len(chain)):
-            found.append((places[chain[depth - 1]], replica))
-    return compare(found, member)
+            found.append((name, Prefix(chain[depth - 1], places.of(chain[depth - 1]), record.replica)))
+        places.lost(chain, held)
+    return found
+
+
+def first(found: Iterable[tuple[Name, Prefix]]) -> list[Prefix]:
+    """Each prefix once, by the first request for it."""
+    once: dict[int, Prefix] = {}
+    for _, prefix in found:
+        once.setdefault(prefix.block, prefix)
+    return list(once.values())

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from rich.table import Table
 
 from loadtests import changes, changes_cells
 from loadtests.changes_cells import Cold, Traffic, cold, handed, placed, warm_knee
-from loadtests.placement import NOBODY, Kept, Member, Routes, alive, asks, chosen, compare, kept, went
+from loadtests.placement import Kept, Member, Prefix, Routes, asks, chosen, compare, first, kept, reach, went
 from loadtests.plays import Names, Part, Play, Text
 from loadtests.records import Record
 from loadtests.recovery import Recovery, recovery
@@ -41,12 +42,13 @@ def family(*starts: float, groups: int = 1) -> Play:
 
 
 def test_what_left_or_was_a_newcomers_fair_share_is_excused_and_nothing_else() -> None:
-    places = [({"a"}, "a"), ({"a"}, "b"), ({"b"}, "new"), ({"a", "b"}, "b")]
-    assert compare(places) == Kept(4, 2, 0)
-    assert compare(places, Member(left="a")) == Kept(4, 2, 2), "the third one had another place"
-    assert compare(places, Member(None, "new", 0.1)) == Kept(4, 2, 0.4), "more than its share is taken from others"
-    assert compare(places, Member(None, "new", 0.5)) == Kept(4, 2, 1)
-    assert compare(places, Member(None, "new", 0.5)).share == pytest.approx(2 / 3)
+    moves = [("a", "a"), ("a", "b"), ("b", "new"), ("ab", "b")]
+    prefixes = [Prefix(0, frozenset(before), now) for before, now in moves]
+    assert compare(prefixes) == Kept(4, 2, 0)
+    assert compare(prefixes, Member(left="a")) == Kept(4, 2, 2), "the last one had another place"
+    assert compare(prefixes, Member(None, "new", 0.1)) == Kept(4, 2, 0.4), "more than its share is taken from others"
+    assert compare(prefixes, Member(None, "new", 0.5)) == Kept(4, 2, 1)
+    assert compare(prefixes, Member(None, "new", 0.5)).share == pytest.approx(2 / 3)
     assert Kept(0, 0, 0).share == 1.0
 
 
@@ -84,18 +86,26 @@ def test_choices_are_those_of_an_idle_fleet_and_asking_changes_nothing() -> None
     assert all(len(replicas) <= 2 for replicas in by_group.values()), "queues spill, an idle fleet does not"
 
 
-def test_requests_go_where_the_deepest_known_block_went() -> None:
+def test_a_request_stayed_where_a_replica_had_its_deepest_known_block() -> None:
     play = family(0.0, 1.0, 2.0, 3.0)
     outcome = simulate(play, FleetPlan("llama3-8b-h100", FOUR), ROUTERS, 1)
-    made, of = outcome.records, alive(outcome)
-    assert of == {("s1", 0), ("s2", 0), ("s3", 0)}, "of the first one nothing was resident"
-    late, newcomer = (2.0, 9.0), Member(None, "elsewhere", 0.5)
-    assert went(play, made, 512, late, of, NOBODY) == Kept(2, 2, 0)
-    assert went(play, made, 512, late, of - {("s2", 0)}, NOBODY) == Kept(1, 1, 0)
+    made, resident = outcome.records, reach(outcome)
+    assert resident["s0", 0] == 0.0
+    assert resident["s1", 0] == pytest.approx(6_400 / 7_040)
     moved = [replace(each, replica="elsewhere") if each.session == "s3" else each for each in made]
-    assert went(play, moved, 512, late, of, NOBODY) == Kept(2, 1, 0)
-    assert went(play, moved, 512, late, of, newcomer) == Kept(2, 1, 1)
-    assert went(play, made, 512, (0.0, 9.0), of, NOBODY) == Kept(0, 0, 0), "before the first one nothing was known"
+    found = went(play, moved, 512, (2.0, 9.0), resident)
+    assert [name for name, _ in found] == [("s2", 0), ("s3", 0)]
+    assert compare([prefix for _, prefix in found]) == Kept(2, 1, 0)
+    assert compare(first(found)) == Kept(1, 1, 0), "both are for one prefix"
+    assert went(play, made, 512, (0.0, 9.0), resident) == [], "before the first one nothing was known"
+
+
+def test_what_was_evicted_meanwhile_has_no_place_to_keep() -> None:
+    play = family(0.0, 1.0, 2.0, 3.0)
+    outcome = simulate(play, FleetPlan("llama3-8b-h100", FOUR), ROUTERS, 1)
+    moved = [replace(each, replica="elsewhere") if each.session in {"s2", "s3"} else each for each in outcome.records]
+    resident = {**reach(outcome), ("s2", 0): 0.0}
+    assert went(play, moved, 512, (2.0, 9.0), resident) == [], "the third one computed it anew, the fourth follows"
 
 
 def test_back_is_the_first_window_that_is_as_good_as_its_pairs() -> None:
@@ -155,7 +165,7 @@ def test_after_a_join_and_a_leave_prefixes_stay_where_they_were() -> None:
 def test_a_router_with_its_predecessors_snapshot_goes_on_and_one_without_does_not() -> None:
     none, snapshot, without = handed(Traffic(Kind("chat", "chat", speeds=FOUR), 12.0), 2, 1)
     assert (none.arm, snapshot.arm, without.arm) == ("none", "snapshot", "without")
-    assert changes.handed_well(snapshot, [none, snapshot, without])
+    assert changes.handed_well(snapshot, none)
     assert without.went.share < 0.9 * snapshot.went.share
 
 
@@ -184,13 +194,31 @@ def test_the_warm_knee_is_a_rate_at_which_goodput_holds(monkeypatch: pytest.Monk
 # Tables.
 
 
-def test_tables_name_what_was_missed() -> None:
-    well = Kept(100, 96, 0)
-    row = changes_cells.Placed("chat", "join", 1, well, well, well, 1.0, (0.1, 0.1, 0.1))
-    bad = replace(row, change="leave", kept=Kept(100, 94, 0), share=None)
-    assert list(changes.replicas_table([row, bad]).columns[-1].cells) == ["met", "MISSED"]
-    fleet = changes.fleet_table([Cold("chat", "p", "once", 0.8, 10.0, 1, Recovery(None, 2.0, 1.0, 3))])
-    assert [next(iter(column.cells)) for column in fleet.columns][-3:] == ["never", "2.00 (1.00)", "3"]
+def test_tables_sum_over_seeds_and_name_what_was_missed() -> None:
+    well, bad = Kept(100, 97, 0), Kept(100, 92, 0)
+    join = changes_cells.Placed("chat", "join", well, well, well, 1.0, (0.1, 0.1, 0.1))
+    leave = replace(join, change="leave", kept=bad, share=None)
+    table, missed = changes.replicas_table([join, replace(join, kept=bad, share=0.5), leave])
+    assert cells(table, "goal") == ["MISSED", "MISSED"]
+    assert (cells(table, "kept %"), cells(table, "share"), missed) == (["94.5", "92.0"], ["0.75", ""], 2)
+
+
+def test_a_restart_without_a_snapshot_has_no_goal_to_miss() -> None:
+    none = changes_cells.Handed("chat", 1, "none", Kept(0, 0, 0), Kept(9, 9, 0), (0.9, 0.9), (0.1, 0.1))
+    snapshot = replace(none, arm="snapshot", kept=Kept(100, 97, 0))
+    without = replace(none, arm="without", kept=Kept(100, 7, 0))
+    table, missed = changes.routers_table([none, snapshot, without])
+    assert (cells(table, "goal"), missed) == (["", "met", ""], 0)
+    assert changes.routers_table([none, replace(snapshot, went=Kept(9, 8, 0))])[1] == 1
+
+
+def test_what_never_came_back_is_said() -> None:
+    table = changes.fleet_table([Cold("chat", "p", "once", 0.8, 10.0, 1, Recovery(None, 2.0, 1.0, 3))])
+    assert [cells(table, name) for name in ("back, s", "worst TTFT s", "failed")] == [["never"], ["2.00 (1.00)"], ["3"]]
+
+
+def cells(table: Table, name: str) -> list[object]:
+    return next(list(column.cells) for column in table.columns if column.header == name)
 
 
 def test_a_router_that_restarts_with_its_snapshot_is_told_who_holds_what() -> None:
