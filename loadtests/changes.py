@@ -5,6 +5,7 @@ and makes the exit code 1. The measures are defined in `placement` and `recovery
 run in processes of their own; nothing is written.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -30,7 +31,8 @@ RATES = {"chat": 100.0, "ladder": 12.0, "whale": 100.0, "conversation": 3.5, "sy
 ROUTERS = (1, 2, 4)
 
 POLICIES = ("prefix_affinity", "round_robin", "least_requests")
-LOADS = (0.6, 0.8, 1.0)
+LOADS = (0.4, 0.6, 0.8, 1.0)
+SOON_S = 60.0
 COLD = ("chat", "conversation")
 COLD_PROFILE, COLD_REPLICAS = {"chat": "llama3-70b-4xa100"}, 4
 """Slow replicas and few of them: a rolling deploy of eight fast ones is 100,000 requests."""
@@ -87,7 +89,8 @@ def fleet(
     found = [_small(each.kind) for each in _traffic(conversation, None, only) if only or each.kind.name in COLD]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(_cold(executor, found, range(1, seeds + 1)))
-    _end(fleet_table(rows), 0)
+    Console(width=140).print(fleet_table(rows))
+    _end(headroom_table(rows), 0)
 
 
 def _traffic(conversation: Path | None, synthetic: Path | None, only: Sequence[str] | None) -> list[Traffic]:
@@ -200,6 +203,22 @@ def fleet_table(rows: Sequence[Cold]) -> Table:
             row.traffic, row.policy, f"{row.knee:g}", row.deploy, f"{row.load:g}", str(row.seed), back,
             f"{found.worst:.2f} ({found.usual:.2f})", str(found.failed),
         )  # fmt: skip
+    return grid
+
+
+def headroom_table(rows: Sequence[Cold]) -> Table:
+    """Up to which load time to first token is back within SOON_S, at every load below and for every seed, too."""
+    grid = _grid("traffic", "policy", "deploy", f"back in {SOON_S:g} s up to", "requests/s")
+    slow: dict[tuple[str, str, str], float] = {}
+    for row in rows:
+        late = row.recovery.seconds is None or row.recovery.seconds > SOON_S
+        key = row.traffic, row.policy, row.deploy
+        slow[key] = min(slow.get(key, math.inf), row.load if late else math.inf)
+    for key, first_slow in slow.items():
+        own = [row for row in rows if (row.traffic, row.policy, row.deploy) == key]
+        load = max((row.load for row in own if row.load < first_slow), default=None)
+        told = ("none", "") if load is None else (f"{load:g} of its knee", f"{load * own[0].knee:.3g}")
+        grid.add_row(*key, *told)
     return grid
 
 

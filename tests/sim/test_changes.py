@@ -217,6 +217,15 @@ def test_what_never_came_back_is_said() -> None:
     assert [cells(table, name) for name in ("back, s", "worst TTFT s", "failed")] == [["never"], ["2.00 (1.00)"], ["3"]]
 
 
+def test_headroom_ends_at_the_first_load_that_is_not_back_soon() -> None:
+    row = Cold("chat", "p", "once", 0.4, 10.0, 1, Recovery(10.0, 2.0, 1.0, 3))
+    late, luck = replace(row, load=0.6, recovery=Recovery(61.0, 2.0, 1.0, 3)), replace(row, load=0.8)
+    never = replace(row, deploy="rolling", recovery=Recovery(None, 2.0, 1.0, 3))
+    table = changes.headroom_table([row, late, luck, never])
+    assert cells(table, "back in 60 s up to") == ["0.4 of its knee", "none"]
+    assert cells(table, "requests/s") == ["4", ""]
+
+
 def cells(table: Table, name: str) -> list[object]:
     return next(list(column.cells) for column in table.columns if column.header == name)
 
