@@ -11,6 +11,7 @@ play       a workload without texts, for the simulator: prompts as names of engi
            `trace_plays`)
 simulation a play through the production core and simulated engines on a hand-turned clock (`simulation`)
 row        what one simulated run came to (`sim_rows`)
+change     what happens to a simulated fleet amid a play (`simulation`); an event is one as it is written (`sim_events`)
 
 stand-in   a replica that costs nothing (`standin.c`): what proxies are measured in front of
 cell       one kind of work on one proxy, and the one number that comes of it (`bench_cells`)
@@ -18,6 +19,7 @@ cell       one kind of work on one proxy, and the one number that comes of it (`
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
 What a policy or a setting is worth: plays, plays_made, trace_plays; clock, sim_replica, sim_router, sim_gossip,
 simulation; sim_rows, sim_report, simulate.
+What changes of a fleet cost: sim_snapshot, sim_events, sim_around; placement, recovery, changes_cells, changes.
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages,
 bench_profile.
 What it costs in the long run and beside a scrape: standins, paced; scrape, soak.

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from loadtests.clock import Clock
-from router.gossip.messages import Message, Shared
+from router.gossip.messages import Learned, Load, Message, Shared
 from router.gossip.news import News
 
 
@@ -25,19 +25,33 @@ class GossipPlan:
 
 
 class Bus:
-    """Everybody's messages to everybody else, each in the order in which they were sent."""
+    """Everybody's messages to everybody else, each in the order in which they were sent.
+
+    The last heartbeat of each is kept, and told to whoever joins: Redis has it too.
+    """
 
     def __init__(self, clock: Clock, plan: GossipPlan, rng: random.Random) -> None:
         self._clock, self._plan, self._rng = clock, plan, rng
         self._members: dict[str, News] = {}
+        self._beats: dict[str, dict[type[Message], Shared]] = {}
 
     def join(self, name: str, news: News) -> None:
         """Hear the others from now on."""
         self._members[name] = news
+        for beat in self._beats.values():
+            for message in beat.values():
+                news.hear(message)
+
+    def leave(self, name: str) -> None:
+        """Hear nothing more. Goodbye can still be said."""
+        del self._members[name]
+        self._beats.pop(name, None)
 
     def send(self, sender: str, message: Message) -> None:
         """Tell everybody but the sender."""
         assert isinstance(message, Shared)
+        if isinstance(message, Learned) or (isinstance(message, Load) and message.whole):
+            self._beats.setdefault(sender, {})[type(message)] = message
         plan = self._plan
         at = self._clock.now + plan.delay_s
         if plan.every_s:

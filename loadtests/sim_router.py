@@ -16,6 +16,7 @@ from replica.engine import DoesNotFitError, Work
 from router.core.fleet import Fleet
 from router.core.lease import Lease, Settled
 from router.core.types import Ask, Outcome, Refusal, ReplicaId, Route, Usage, Wait
+from router.gossip.news import News
 from router.proxy.waiting import Waiting
 
 MODEL = "sim"
@@ -37,10 +38,11 @@ def ask(line: Line, block: int) -> Ask:
 
 
 class SimRouter:
-    """`replicas` is the simulation's own map of what lives now; `ended` is told of every request that came here."""
+    """`replicas` is the simulation's own map of what lives now; `news` is the gossip's end, where there is gossip."""
 
     def __init__(
         self,
+        name: str,
         fleet: Fleet,
         waiting: Waiting,
         clock: Clock,
@@ -48,8 +50,15 @@ class SimRouter:
         replicas: Mapping[ReplicaId, SimReplica],
         block: int,
     ) -> None:
+        self.name = name
         self.fleet, self.waiting, self.clock, self.rng, self.block = fleet, waiting, clock, rng, block
         self.replicas = replicas
+        self.news: News | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is here, neither sent nor parked."""
+        return not self.waiting and not any(replica.requests for replica in self.fleet.replicas)
 
     def freed(self) -> None:
         """A lease has ended or a replica has become eligible: those who wait may try."""

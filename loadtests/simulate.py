@@ -7,7 +7,6 @@ for a wrong flag), never in a traceback.
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +14,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadtests import sim_report
+from loadtests import sim_around, sim_events, sim_report
 from loadtests.plays import Play
 from loadtests.plays_made import WORKLOADS
+from loadtests.sim_around import Moment
+from loadtests.sim_events import Events
 from loadtests.sim_gossip import GossipPlan
 from loadtests.sim_rows import Key, NothingAnsweredError, Row, append, line, parse
 from loadtests.simulation import FleetPlan, RouterPlan, simulate
@@ -48,6 +49,14 @@ def run(
     sweep: Annotated[
         str | None, typer.Option(help="A setting of `routing` and its values.", metavar="SETTING=V,V,...")
     ] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A change amid it: join, leave 2, restart 2 (for 30) (drained), restart all, slow 2 x0.5, router 1 "
+            "(cold); then @ and the second. May be given again.",
+            metavar="WHAT@S",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Repeats, each with other arrivals and homes.")] = 1,
     out: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Append a line for each run.")] = None,
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it (takes matplotlib).")] = None,
@@ -60,20 +69,22 @@ def run(
     Examples:
       homing simulate -c router.yaml --trace conversation.jsonl --profile qwen3-32b-2xh100
       homing simulate -c router.yaml --workload whale --rate 60 --sweep spill.max_backlog_seconds=0.5,1,2,5,18
+      homing simulate -c router.yaml --workload chat --rate 50 --event "restart 2@30" --event join@60
     """
     _check(trace, workload, rate, profile)
     try:
         shares, gossip = _shares(routers), GossipPlan(dead=True) if news == "dead" else GossipPlan(every_s=float(news))
+        events = sim_events.read(event or (), replicas, len(shares))
         work = _Work(workload, rate, requests, None if trace is None else read(trace, requests))
         arms = {name: _routers(each, shares, gossip) for name, each in _arms(config, sweep).items()}
-        rows = []
-        for row in _rows(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, out):
-            rows.append(row)
-            print(f"{row.key.arm}, seed {row.key.seed}: goodput {row.goodput:.1%}", file=sys.stderr)
-        console = Console()
-        sim_report.show(console if console.is_terminal else Console(width=PLAIN_WIDTH), rows)
+        rows, moments = _run(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, events, out)
+        console = Console() if Console().is_terminal else Console(width=PLAIN_WIDTH)
+        sim_report.show(console, rows)
+        _show_events(console, events, moments)
         if plot is not None:
             sim_report.draw(rows, plot)
+    except sim_events.EventError as error:
+        raise typer.BadParameter(str(error), param_hint="--event") from None
     except ConfigError as error:
         for problem in error.problems[: render.MAX_SHOWN]:
             print(render.problem_text(problem, render.is_colored(sys.stderr)), file=sys.stderr)
@@ -136,13 +147,30 @@ def _routers(config: Config, shares: tuple[float, ...], gossip: GossipPlan) -> R
     return RouterPlan(config.routing.make, settings, queue.max_requests, queue.max_seconds, shares, gossip)
 
 
-def _rows(work: _Work, plan: FleetPlan, arms: dict[str, RouterPlan], seeds: int, out: Path | None) -> Iterator[Row]:
+def _run(
+    work: _Work, plan: FleetPlan, arms: dict[str, RouterPlan], seeds: int, events: Events, out: Path | None
+) -> tuple[list[Row], list[Moment]]:
     """Every arm on the same work, for each seed. Raises OSError when the file cannot be written."""
+    rows: list[Row] = []
+    moments: list[Moment] = []
     for seed in range(1, seeds + 1):
         play = work.play(seed)
         for arm, routers in arms.items():
-            key = Key(play.name, "-", play.rate, arm, seed)
-            text = line(key, play, plan, simulate(play, plan, routers, seed))
+            outcome = simulate(play, plan, routers, seed, events.changes)
+            text = line(Key(play.name, events.name, play.rate, arm, seed), play, plan, outcome)
             if out is not None:
                 append(out, text)
-            yield parse(text)
+            rows.append(parse(text))
+            moments += sim_around.moments(arm, outcome.records, events.told, outcome.seconds)
+            print(f"{arm}, seed {seed}: goodput {rows[-1].goodput:.1%}", file=sys.stderr)
+    return rows, moments
+
+
+def _show_events(console: Console, events: Events, moments: list[Moment]) -> None:
+    if moments:
+        console.print(sim_around.table(moments))
+        seconds = f"{sim_around.WINDOW_S:g} s"
+        console.print(f"Of the requests sent in the {seconds} before and after each event; failed: that ended so.")
+    for text, _ in events.told:
+        if all(moment.event != text for moment in moments):
+            console.print(f"{text}: everything was over before. More --requests, or an earlier event.", highlight=False)

@@ -20,6 +20,7 @@ from loadtests.records import Record
 from loadtests.sim_gossip import Bus, GossipPlan
 from loadtests.sim_replica import SimReplica
 from loadtests.sim_router import MODEL, SimRouter, Visit
+from loadtests.sim_snapshot import Keeper
 from replica.engine import Engine
 from replica.profiles import PROFILES, Profile
 from router.core.fleet import Fleet, FleetSettings
@@ -99,11 +100,13 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A replica's process dies, with all in it, and is back with an empty cache `down_s` later."""
+    """A replica's process dies, with all in it, and is back with an empty cache `down_s` later. One that `drains` gets
+    nothing new from `at` on and ends when it is idle, as in a rolling deploy."""
 
     at: float
     replica: ReplicaId
     down_s: float = 30.0
+    drains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,25 @@ class Slow:
     speed: float
 
 
-Change = Join | Leave | Restart | Slow
+@dataclass(frozen=True, slots=True)
+class RouterRestart:
+    """A router, counted from 1, hands over to a new process, which takes all new requests; the old one ends what it
+    has. The new one is told the replicas, and with `snapshot` what a supervisor kept of the old one's beliefs."""
+
+    at: float
+    router: int
+    snapshot: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Somebody looks at the routers that serve. Whoever looks changes nothing."""
+
+    at: float
+    look: Callable[[Sequence[SimRouter]], None]
+
+
+Change = Join | Leave | Restart | Slow | RouterRestart | Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +150,22 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Records and leases in the order in which they ended, what each replica did, and how long it took in all."""
+    """Records in the order in which they ended, what each replica did, and how long it took in all.
+
+    For each record `routers` has the number of the router that it came to, from 1, and `leases` its last lease.
+    """
 
     records: list[Record]
-    settled: list[Settled]
+    routers: list[int]
+    leases: list[Settled | None]
     done: dict[ReplicaId, Done]
     seconds: float
     events: int
+
+    @property
+    def settled(self) -> list[Settled]:
+        """The leases that there were."""
+        return [lease for lease in self.leases if lease is not None]
 
     @property
     def work_skew(self) -> float:
@@ -158,23 +188,33 @@ def simulate(play: Play, plan: FleetPlan, routers: RouterPlan, seed: int, change
 
 class _Simulation:
     def __init__(self, play: Play, plan: FleetPlan, routers: RouterPlan, seed: int) -> None:
-        self._play, self._plan = play, plan
+        self._play, self._plan, self._wiring, self._seed = play, plan, routers, seed
         self._clock = Clock()
         self._rng = random.Random(f"{seed}:simulation")
         self._replicas: dict[ReplicaId, SimReplica] = {}
         self._lives: list[SimReplica] = []
-        self._leaving: set[ReplicaId] = set()
+        self._leaving: dict[ReplicaId, Leave | Restart] = {}
         self._records: list[Record] = []
-        self._settled: list[Settled] = []
+        self._came_to: list[int] = []
+        self._leases: list[Settled | None] = []
         self._bus = Bus(self._clock, routers.gossip, random.Random(f"{seed}:gossip"))
         self._shares = list(accumulate(routers.shares))
-        self._routers = [self._router(routers, number, seed) for number in range(len(routers.shares))]
+        self._routers = [self._router(f"router-{n}", (n - 1) / len(routers.shares)) for n in self._numbers]
+        self._serving = list(self._routers)
+        self._keepers: dict[int, Keeper] = {}
         self._open = play.requests
         self._join(dict(zip(plan.ids, plan.speeds, strict=True)))
+
+    @property
+    def _numbers(self) -> range:
+        """The routers', from 1."""
+        return range(1, len(self._wiring.shares) + 1)
 
     def run(self, changes: Sequence[Change]) -> Outcome:
         for change in changes:
             self._clock.at(change.at, self._change, change)
+            if isinstance(change, RouterRestart) and change.snapshot and change.router not in self._keepers:
+                self._keepers[change.router] = Keeper(self._clock, self._serving[change.router - 1])
         for part in self._play.parts:
             self._clock.at(part.start_s, self._say, part, 0)
         self._clock.at(SAMPLE_S, self._readmit)
@@ -187,18 +227,44 @@ class _Simulation:
                 before.output_tokens + life.output_tokens,
                 before.busy_s + life.busy_s,
             )
-        return Outcome(self._records, self._settled, done, self._clock.now, self._clock.events)
+        return Outcome(self._records, self._came_to, self._leases, done, self._clock.now, self._clock.events)
 
-    def _router(self, plan: RouterPlan, number: int, seed: int) -> SimRouter:
-        name, clock = f"router-{number + 1}", self._clock
+    def _router(self, name: str, starts_s: float) -> SimRouter:
+        """A process of that name. Its gossip begins at `starts_s`."""
+        plan, clock = self._wiring, self._clock
         fleet = Fleet(plan.policy(), plan.settings)
-        if len(plan.shares) > 1 and not plan.gossip.dead:
-            news = News(clock.loop, fleet, name, partial(self._bus.send, name), clock.time, clock.time)
-            self._bus.join(name, news)
-            clock.at(number / len(plan.shares), news.start)
         waiting = Waiting(clock.loop, plan.queue_requests, plan.queue_seconds)
-        rng = random.Random(f"{seed}:{name}")
-        return SimRouter(fleet, waiting, clock, rng, self._replicas, plan.settings.block)
+        rng = random.Random(f"{self._seed}:{name}")
+        router = SimRouter(name, fleet, waiting, clock, rng, self._replicas, plan.settings.block)
+        if len(plan.shares) > 1 and not plan.gossip.dead:
+            router.news = News(clock.loop, fleet, name, partial(self._bus.send, name), clock.time, clock.time)
+            self._bus.join(name, router.news)
+            clock.at(starts_s, router.news.start)
+        return router
+
+    def _replace(self, change: RouterRestart) -> None:
+        """A new process instead of a router's, which goes on until all that it has is answered."""
+        now, place = self._clock.now, change.router - 1
+        old = self._serving[place]
+        new = self._router(f"{old.name}'", now)
+        for member in old.fleet.replicas:
+            new.fleet.join([member.spec], now)
+            new.fleet.serves(member.id, {MODEL: None})
+            new.fleet.engine(member.id, member.epoch, member.kv_tokens)
+            new.fleet.mark(member.id, member.state, member.reason, now)
+        keeper = self._keepers.get(change.router)
+        if keeper is not None:
+            self._keepers[change.router] = keeper.replace(new, change.snapshot)
+        self._routers.append(new)
+        self._serving[place] = new
+
+    def _let_go(self) -> None:
+        """Former processes that have nothing any more end."""
+        for router in [each for each in self._routers if each not in self._serving and each.is_idle]:
+            self._routers.remove(router)
+            if router.news is not None:
+                self._bus.leave(router.name)
+                router.news.stop()
 
     # Sessions.
 
@@ -208,15 +274,15 @@ class _Simulation:
         def done(visit: Visit, record: Record) -> None:
             self._open -= 1
             self._records.append(record)
-            if visit.settled is not None:
-                self._settled.append(visit.settled)
+            self._came_to.append(number)
+            self._leases.append(visit.settled)
             if turn + 1 < len(part.lines):
                 self._clock.at(self._clock.now + part.lines[turn + 1].think_s, self._say, part, turn + 1)
 
-        router = self._routers[0]
-        if len(self._routers) > 1:
-            router = self._rng.choices(self._routers, cum_weights=self._shares)[0]
-        Visit(router, part.id, turn, part.lines[turn], done).find()
+        number = 1
+        if len(self._serving) > 1:
+            number = self._rng.choices(self._numbers, cum_weights=self._shares)[0]
+        Visit(self._serving[number - 1], part.id, turn, part.lines[turn], done).find()
 
     # Replicas.
 
@@ -224,16 +290,24 @@ class _Simulation:
         match change:
             case Join():
                 self._join({change.replica: change.speed})
-            case Leave():
-                self._leaving.add(change.replica)
+            case Leave() | Restart(drains=True):
+                self._leaving[change.replica] = change
                 self._mark(change.replica, State.DRAINING, "leaves")
             case Restart():
-                self._mark(change.replica, State.DOWN, "connection refused")
-                old = self._replicas.pop(change.replica)
-                old.stop()
-                self._clock.at(self._clock.now + change.down_s, self._start, old.id, old.engine.profile)
+                self._stop(change)
+            case RouterRestart():
+                self._replace(change)
+            case Look():
+                change.look(self._serving)
             case Slow():
                 self._replicas[change.replica].change_profile(self._plan.at_speed(change.speed))
+
+    def _stop(self, change: Restart) -> None:
+        """A process ends, and another one begins some time later."""
+        self._mark(change.replica, State.DOWN, "connection refused")
+        old = self._replicas.pop(change.replica)
+        old.stop()
+        self._clock.at(self._clock.now + change.down_s, self._start, old.id, old.engine.profile)
 
     def _join(self, speeds: Mapping[ReplicaId, float]) -> None:
         """Replicas come; their gauges are looked at one after the other, spread over the period."""
@@ -270,15 +344,20 @@ class _Simulation:
     def _sample(self, name: ReplicaId) -> None:
         """Every router is told an engine's gauges, beside what it knew to be there at that moment."""
         now, replica = self._clock.now, self._replicas.get(name)
-        if replica is not None and name in self._leaving and not replica.engine.busy:
-            self._leaving.remove(name)
+        leaving = None if replica is None or replica.engine.busy else self._leaving.pop(name, None)
+        if isinstance(leaving, Leave):
             del self._replicas[name]
             for router in self._routers:
                 router.fleet.leave(name)
             return
         self._clock.at(now + SAMPLE_S, self._sample, name)
-        if replica is None:
-            return
+        if leaving is not None:
+            self._stop(leaving)
+        elif replica is not None:
+            self._read_gauges(name, replica)
+
+    def _read_gauges(self, name: ReplicaId, replica: SimReplica) -> None:
+        now = self._clock.now
         engine = replica.engine
         for router in self._routers:
             whole = router.fleet.replica(name).whole
@@ -292,6 +371,7 @@ class _Simulation:
     def _readmit(self) -> None:
         """Each router looks at who has served its ejection."""
         self._clock.at(self._clock.now + SAMPLE_S, self._readmit)
+        self._let_go()
         for router in self._routers:
             router.fleet.readmit(self._clock.now)
 

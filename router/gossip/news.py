@@ -199,8 +199,12 @@ class News:
         whole = {each.id: each.totals(now, now - each.last_sign) for each in fleet.replicas if each.dispatches}
         self._send(Load(self._peer, self._sequence, True, whole))
         self._send(Load(self._peer, self._sequence, False, {}))
-        models = [(news.model, news.window, news.hot, news.learned) for news in fleet.learned()]
-        rates = [(each.id, *each.rates()) for each in fleet.replicas]
-        self._send(Learned(self._peer, models, rates))
+        self._send(learned(fleet, self._peer))
         fleet.peers.expire(now)
         fleet.snapshots.tidy(now)
+
+
+def learned(fleet: Fleet, peer: PeerId) -> Learned:
+    """What `peer`, whose fleet this is, has learned of its models and replicas."""
+    models = [(news.model, news.window, news.hot, news.learned) for news in fleet.learned()]
+    return Learned(peer, models, [(each.id, *each.rates()) for each in fleet.replicas])

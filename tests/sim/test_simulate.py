@@ -65,6 +65,21 @@ def test_a_workload_runs_behind_several_routers(age: str, config: Path, capsys: 
     assert "prefix_affinity" in capsys.readouterr().out
 
 
+def test_events_change_the_fleet_and_are_told_beside_the_table(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    flags = ("--rate", 20, "--requests", 400, "--replicas", 2, "--event", "restart 2 for 2@5", "--event", "join@8")
+    assert run("-c", config, "--workload", "uniform", *flags, "--event", "leave 1@600", "--json", out) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "restart 2 for 2@5 prefix_affinity" in said
+    assert "join@8 prefix_affinity" in said
+    assert "leave 1@600: everything was over before." in said
+    (told,) = (json.loads(text) for text in out.read_text().splitlines())
+    assert told["key"]["load"] == "restart 2 for 2@5, join@8, leave 1@600"
+    assert set(told["report"]["arms"][0]["requests_per_replica"]) == {"r1", "r2", "r3"}
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -72,6 +87,8 @@ def test_a_workload_runs_behind_several_routers(age: str, config: Path, capsys: 
         (("--workload", "wale"), "one of ladder"),
         (("--workload", "whale"), "needed by --workload"),
         (("--workload", "whale", "--rate", "9", "--profile", "tpu"), "one of llama3-8b-h100"),
+        (("--workload", "whale", "--rate", "9", "--event", "jion@5"), "--event: 'jion@5': no such event: did you mean"),
+        (("--workload", "whale", "--rate", "9", "--event", "leave 9@5"), "no replica r9 at 5 s: there are r1, r2"),
     ],
 )
 def test_wrong_flags_are_named(

@@ -14,7 +14,19 @@ from loadtests.plays_made import WORKLOADS
 from loadtests.sim_gossip import GossipPlan
 from loadtests.sim_replica import SimReplica
 from loadtests.sim_router import ask
-from loadtests.simulation import Change, FleetPlan, Join, Leave, Outcome, Restart, RouterPlan, Slow, simulate
+from loadtests.simulation import (
+    Change,
+    FleetPlan,
+    Join,
+    Leave,
+    Look,
+    Outcome,
+    Restart,
+    RouterPlan,
+    RouterRestart,
+    Slow,
+    simulate,
+)
 from replica.engine import Engine, Work
 from replica.profiles import PROFILES
 from router.core.baselines import BASELINES
@@ -212,3 +224,22 @@ def test_a_line_has_the_sizes_of_what_it_is_made_of() -> None:
     line = Names(1).line([Text(1, 100), Text(2, 60)], 5)
     assert (line.prompt_tokens, line.output_tokens, len(line.names)) == (160, 5, 2)
     assert isinstance(line, Line)
+
+
+def test_a_replica_that_drains_before_its_restart_loses_nothing_and_comes_back_cold() -> None:
+    starts = [index / 10 for index in range(200)]
+    made = play(*starts, shared=6_400, own=64, output=100)
+    outcome = simulate(made, TWO, RouterPlan(BASELINES["round_robin"]), 1, [Restart(2.0, "r1", 3.0, drains=True)])
+    assert all(record.error is None for record in outcome.records)
+    assert served(outcome, 2.1, 5.0).keys() == {"r2"}
+    back = [record for record in outcome.records if record.replica == "r1" and record.sent_s >= 5.0]
+    assert back[0].cached_tokens == 0
+
+
+def test_a_router_that_joins_is_told_the_others_last_heartbeats() -> None:
+    made = play(*[index * 0.06 for index in range(64)], own=12_800, output=2)
+    plan = FleetPlan("llama3-8b-h100", (1.0,) * 8)
+    seen: list[int] = []
+    change: list[Change] = [RouterRestart(2.5, 1), Look(2.5, lambda routers: seen.append(len(routers[0].fleet.peers)))]
+    simulate(made, plan, replace(ROUTERS, shares=(1.0,) * 4), 1, change)
+    assert seen == [4], "three others, and the process before it"
