@@ -43,16 +43,19 @@ from router.gossip.messages import (
     Member,
     Members,
     Placed,
+    Records,
     Refused,
     Report,
     Reported,
     Settings,
+    Shadowed,
     Summarise,
     Summarised,
     Summary,
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
+from router.gossip.tap import Tap
 from router.handshakes import Trust
 from router.proxy import tcp
 from router.proxy.bounds import Bounds, Times
@@ -97,6 +100,7 @@ class Worker:
         self.waiting = Waiting(loop, config.routing.queue.max_requests, config.routing.queue.max_seconds)
         self._reporter = Reporter(loop, channel.send)
         self._news = News(loop, self.fleet, peer, channel.send, time.monotonic, time.time)
+        self._tap = Tap(loop, self.fleet, channel.send)
         self._log: RequestLog | None = None
         self.pools: dict[ReplicaId, Pool] = {}
         self._retired: list[Pool] = []
@@ -129,6 +133,7 @@ class Worker:
         self._draining: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
         self._populate(config)
+        self.proxy.tap = self._tap.follow(config.shadow.followed)
         self._write_log(config.log.requests)
 
     async def start(self) -> None:
@@ -156,7 +161,7 @@ class Worker:
             case Explain():
                 told = explain(self.proxy, message.path, message.body)
                 self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
-            case Applied() | messages.Records() | Reported() | Explained() | Summarised() | Refused():
+            case Applied() | Records() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
             case Batch() | Summary() | Summarise():
                 self._news.take(message)
@@ -183,6 +188,7 @@ class Worker:
         proxy.token = settings.token.encode() if settings.token else None
         self._secure(config.tls, Pems(*settings.pems))
         self._populate(config)
+        self.proxy.tap = self._tap.follow(config.shadow.followed)
         self._write_log(config.log.requests)
         self.waiting.wake()
         self._channel.send(Applied(settings.serial), must=True)
@@ -213,6 +219,7 @@ class Worker:
     def _report(self, serial: int) -> None:
         """Tell everything, so that a scrape counts what has ended before it."""
         self._reporter.flush()
+        self._tap.flush()
         self._news.tell_loads()
         index = self.fleet.residency
         held = {replica.id: index.held(replica.id) for replica in self.fleet.replicas}
@@ -353,6 +360,8 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reporter.flush()
+        self._tap.flush()
+        self._tap.follow(0.0)
         self._news.stop()
         for pool in [*self.pools.values(), *self._retired]:
             pool.close()

@@ -180,6 +180,43 @@ class RoutingConfig(Model):
         return PrefixAffinity(Weights(home_slack=self.home_slack), limits)
 
 
+class ShadowConfig(Model):
+    """Whose choices are counted beside those that are made."""
+
+    text = (
+        "What another policy would have done with a sample of the requests: counted, beside what was done, as "
+        "homing_shadow_* and in `homing status`, so that a change is judged before it is made. Nothing goes where it "
+        "says, and no request waits for it."
+    )
+
+    policy: Annotated[
+        str | None,
+        OneOf("prefix_affinity", *BASELINES),
+        About("A policy, with the limits of `routing`. null: that of `file`, and without one there is no shadow."),
+    ] = None
+    file: Annotated[
+        str | None,
+        About(
+            "Another configuration, whose section `routing` is tried; environment variables do not count for it. A "
+            "relative path begins in this file's directory.",
+        ),
+    ] = None
+    sample: Annotated[
+        Number,
+        Field(gt=0, le=1),
+        About(
+            "Share of the prompts' families that it is asked about: all turns of a chat or none. 0.1 costs the "
+            "supervisor some 10 us a request, and serves fleets of many chats; a few large ones need 1.",
+            unit="ratio",
+        ),
+    ] = 0.1
+
+    @property
+    def followed(self) -> float:
+        """The share that workers tell of; 0 without a shadow."""
+        return 0.0 if self.policy is None and self.file is None else self.sample
+
+
 class EjectionConfig(Model):
     text = (
         "A replica that answers its probes and fails its requests (5xx, broken off, no connection) is ejected for a "
@@ -249,6 +286,7 @@ class Config(Model):
     replicas: Annotated[list[ReplicaConfig], Field(min_length=1)]
     models: dict[str, ModelConfig] = {}  # noqa: RUF012 - As above.
     routing: RoutingConfig = RoutingConfig()
+    shadow: ShadowConfig = ShadowConfig()
     proxy: ProxyConfig = ProxyConfig()
     tls: TlsConfig = TlsConfig()
     limits: LimitsConfig = LimitsConfig()
