@@ -317,7 +317,7 @@ def _shadow(told: dict[str, Any]) -> str:
     """How the shadow's policy would have done."""
     asks, tokens = told["asks"], told["prompt_tokens"]
     if not tokens:
-        return f"{told['policy']}: {asks} asks so far, none with a prompt that it placed"
+        return f"{told['policy']}: {asks} asks so far, none with a prompt"
     shadow, live = told["shadow_cached_tokens"] / tokens, told["live_cached_tokens"] / tokens
     same = told["same"] / asks
     return f"{told['policy']}: hit {shadow:.0%} against {live:.0%}, agrees on {same:.0%} of {asks} asks"

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from router.config import Config, RoutingConfig
-from router.core.fleet import Fleet
+from router.core.fleet import Fleet, FleetSettings
 from router.core.shadow import Counts, Key, Shadow
 from router.core.types import Outcome, Usage
 from router.gossip import messages
@@ -43,7 +43,7 @@ class Shadowing:
         self._fleet, self._now = fleet, now
         self._plan: Plan | None = None
         self._shadow: Shadow | None = None
-        self._make: Callable[[Counts], Shadow]
+        self._settings = FleetSettings()
         self._batches: dict[str, int] = {}
         self._left, self._left_at = BURST, now()
         self._told = False
@@ -65,9 +65,15 @@ class Shadowing:
         self._shadow = self.counts = None
         if plan is not None:
             self.counts = Counts(plan.shadow.policy)
-            settings = replace(config.fleet_settings(), sample=plan.sample, max_concurrency=plan.shadow.max_concurrency)
-            self._make = lambda counts: Shadow(plan.shadow.make(), settings, counts, Random())
-            self._shadow = self._make(self.counts)
+            self._settings = replace(
+                config.fleet_settings(), sample=plan.sample, max_concurrency=plan.shadow.max_concurrency
+            )
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._plan is not None
+        assert self.counts is not None
+        self._shadow = Shadow(self._plan.shadow.make(), self._settings, self.counts, Random())
 
     def take(self, worker: str, message: Shadowed) -> None:
         """What a worker's tap tells."""
@@ -86,7 +92,7 @@ class Shadowing:
             if not self._told:
                 self._told = True
                 log.exception("the shadow %s failed and begins anew; no request is touched by it", counts.policy)
-            self._shadow = self._make(counts)  # What it knew may be half of a change.
+            self._begin()  # What it knew may be half of a change.
         self._left -= self._now() - begin
 
     def gone(self, worker: str) -> None:

@@ -59,8 +59,8 @@ class FleetSettings:
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
-    sample: float = 1.0  # The share of the requests that come here: of each KV cache that much is theirs (shadow.py).
     shares: bool = False  # Placements are told also while no other router is heard: it may be out of reach.
+    sample: float = 1.0  # The share of the requests that come here: of each KV cache that much is theirs (shadow.py).
 
 
 class Fleet:
