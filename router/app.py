@@ -133,13 +133,13 @@ class Worker:
         self._draining: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
         self._populate(config)
-        self.proxy.tap = self._tap.follow(config.shadow.followed)
         self._write_log(config.log.requests)
 
     async def start(self) -> None:
         """Serve. Returns when the clients' ports are open."""
         self._tasks.append(self._loop.create_task(lag.sample(self._reporter.lag)))
         self._news.start()
+        self.proxy.tap = self._tap.follow(self._config.shadow.followed)
         self.clients.sweep()
         for listening in self._listening:
             tcp.keep_alive(listening)

@@ -14,7 +14,7 @@ from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity
 from router.core.ring import Ring
 from router.core.shadow import Counts, Key, Shadow, drawn
-from router.core.types import Ask, Outcome, Policy, State, Usage
+from router.core.types import Ask, Candidate, Outcome, Policy, Reason, Rng, State, Usage, View
 from tests.core.worlds import MODEL, TOKENS_PER_BLOCK, ask, fleet_of, leased
 
 WORKER = "w"
@@ -98,9 +98,8 @@ def test_round_robin_in_the_shadow_of_affinity_hits_only_what_it_has_been_to() -
 
 def test_a_shadow_that_piles_requests_up_is_seen_to_do_so() -> None:
     class First(RoundRobin):
-        def pick(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
-            self._turn = -1
-            return super().pick(*args, **kwargs)  # type: ignore[arg-type]
+        def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+            return Candidate(view.replicas[0].id, Reason.POLICY)
 
     stage = Stage(LeastRequests(), First())
     for i in range(8):
