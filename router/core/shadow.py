@@ -15,9 +15,11 @@ What is not so in a shadow, and cannot be known:
 **The sample.** Asks drawn at random would be strangers to one another, and nothing would be found cached. So families
 are drawn: all asks with the same adaptive key (recent.py: the turns of a chat, the users of a prefix that is not
 everybody's), by a hash of it under a threshold, as SHARDS does with a cache's blocks (Waldspurger et al., Efficient MRC
-Construction with SHARDS, FAST '15). Of each KV cache the sample has its share, and each of its requests weighs as
-1 / share of them, as if those left out were where the sampled ones are. The hash is taken anew: a key is its own place
-on the ring, and the lowest tenth of them would have a tenth of the homes.
+Construction with SHARDS, FAST '15). The hash is taken anew: a key is its own place on the ring, and the lowest tenth of
+them would have a tenth of the homes. Of each KV cache the sample has its share. To the load on each replica that of
+the asks left out is added: as much as belongs to all those in flight, where the sampled ones are as far as that is no
+chance, and evenly for the rest. (All of it where the sampled ones are: a tenth of four requests a replica leaves most
+of them empty, and every policy finds an empty one.)
 
 Of F families that are equally large, and whose hit shares spread by s, a sample's hit share is off by about
 s * sqrt((1 - share) / (share * F)); a few large families make F small. Blocks that everybody shares are in each
@@ -27,7 +29,7 @@ Memory is bounded by `index_blocks` on each side, and by the asks that are open,
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -126,34 +128,38 @@ class _World:
 
     def route(self, ask: Ask, now: float, rng: Rng) -> Route | None:
         """Where the ask goes; None where nobody may have it."""
+        if self._rest:
+            self._weigh(ask.model, now)
         decision = self.fleet.route(ask, now, rng)
         return decision if isinstance(decision, Route) else None
 
     def place(self, ask: Ask, route: Route, side: Side, now: float) -> Lease:
         """Let it go there, and count that."""
-        member = self.fleet.replica(route.replica)
         side.predicted += route.cached
-        side.ahead += member.open
-        lease = self.fleet.lease(route, ask, now)
-        self.weigh(member, now)
-        return lease
+        side.ahead += self.fleet.replica(route.replica).open
+        return self.fleet.lease(route, ask, now)
 
-    def weigh(self, member: Replica, now: float) -> None:
-        """Add what those left out are taken to have there, after a change."""
-        rest = self._rest
-        if not rest:
-            return
-        own = member.totals(now, 0.0)
-        member.others_at = now
-        member.others = Totals(
-            round(rest * own.requests),
-            round(rest * own.unstarted),
-            round(rest * own.backlog),
-            round(rest * own.context),
-            round(rest * own.drained_requests),
-            rest * own.drained_tokens,
-            rest * own.recent,
-        )
+    def _weigh(self, model: str | None, now: float) -> None:
+        """Add the load of the asks left out, before a route: as that of the sampled ones is, as far as these tell the
+        replicas apart, and for the rest spread evenly."""
+        members = [member for member in self.fleet.ready if model is None or model in member.models]
+        own = [member.totals(now, 0.0) for member in members]
+        trust = trusted([each.requests for each in own])
+        means = [sum(column) / len(own) for column in zip(*own, strict=True)]
+        for member, mine in zip(members, own, strict=True):
+            whole = [self._rest * (trust * one + (1 - trust) * mean) for one, mean in zip(mine, means, strict=True)]
+            member.others, member.others_at = Totals(*[round(each) for each in whole[:5]], whole[5], whole[6]), now
+            member.changes += 1
+
+
+def trusted(counts: Sequence[int]) -> float:
+    """How far a sample's counts tell replicas apart, 0 to 1, and are not chance: the share of their variance beyond the
+    mean, which is what a Poisson variable has of it (empirical Bayes: Robbins 1956, Efron and Morris 1973)."""
+    if len(counts) < 2:
+        return 1.0
+    mean = sum(counts) / len(counts)
+    variance = sum([(count - mean) ** 2 for count in counts]) / (len(counts) - 1)
+    return max(0.0, 1 - mean / variance) if variance else 0.0
 
 
 class Shadow:
@@ -169,7 +175,7 @@ class Shadow:
         self._live = _World(RoundRobin(), replace(settings, max_concurrency=None), follows=True)
         self._shadow = _World(policy, settings, follows=False)
         self._counts, self._rng = counts, rng
-        self._open: dict[Key, list[tuple[_World, Lease]]] = {}
+        self._open: dict[Key, list[Lease]] = {}
 
     def align(self, members: Iterable[Replica], now: float) -> None:
         """Have the members of the real fleet. Called before events, as often as they come."""
@@ -185,11 +191,11 @@ class Shadow:
             return
         chosen = shadow.route(ask, now, self._rng)
         side = Side() if chosen is None else counts.live  # Both sides are counted over the same asks.
-        leases = self._open[key] = [(live, live.place(ask, followed, side, now))]
+        leases = self._open[key] = [live.place(ask, followed, side, now)]
         if chosen is None:
             counts.nowhere += 1
             return
-        leases.append((shadow, shadow.place(ask, chosen, counts.shadow, now)))
+        leases.append(shadow.place(ask, chosen, counts.shadow, now))
         counts.prompt_tokens += followed.tokens
         if chosen.replica == replica:
             counts.same += 1
@@ -198,16 +204,14 @@ class Shadow:
 
     def started(self, key: Key, now: float) -> None:
         """Its first token came."""
-        for world, lease in self._open.get(key, ()):
+        for lease in self._open.get(key, ()):
             lease.first_token(now)
-            world.weigh(lease.member, now)
 
     def ended(self, key: Key, outcome: Outcome, usage: Usage, now: float) -> None:
         """It ended. What its engine had cached is no news for a shadow."""
         told = usage._replace(cached_tokens=None)
-        for world, lease in self._open.pop(key, ()):
+        for lease in self._open.pop(key, ()):
             lease.finish(outcome, told, now)
-            world.weigh(lease.member, now)
 
     def lost(self, worker: str, now: float) -> None:
         """A worker's asks will not be heard of any more."""

@@ -13,11 +13,18 @@ from router.core.lease import Lease
 from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity
 from router.core.ring import Ring
-from router.core.shadow import Counts, Key, Shadow, drawn
+from router.core.shadow import Counts, Key, Shadow, drawn, trusted
 from router.core.types import Ask, Candidate, Outcome, Policy, Reason, Rng, State, Usage, View
 from tests.core.worlds import MODEL, TOKENS_PER_BLOCK, ask, fleet_of, leased
 
 WORKER = "w"
+
+
+class First(RoundRobin):
+    """All to one."""
+
+    def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
+        return Candidate(view.replicas[0].id, Reason.POLICY)
 
 
 class Stage:
@@ -97,10 +104,6 @@ def test_round_robin_in_the_shadow_of_affinity_hits_only_what_it_has_been_to() -
 
 
 def test_a_shadow_that_piles_requests_up_is_seen_to_do_so() -> None:
-    class First(RoundRobin):
-        def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate:
-            return Candidate(view.replicas[0].id, Reason.POLICY)
-
     stage = Stage(LeastRequests(), First())
     for i in range(8):
         stage.send(ask((f"p{i}", 4)))
@@ -253,13 +256,48 @@ def test_a_sampled_request_weighs_as_those_that_it_stands_for() -> None:
     assert stage.counts.shadow.ahead == 0
     stage.send(ask(("b", 8)))
     assert stage.counts.live.ahead == stage.counts.shadow.ahead == 4
-    load = worlds(stage.shadow)[1].replica("r0")
-    assert (load.whole.requests, load.whole.unstarted) == (8, 8)
-    assert load.whole.backlog == load.whole.context == 4 * 2 * 8 * TOKENS_PER_BLOCK
     stage.start(first)
-    assert (load.whole.requests, load.whole.unstarted, load.whole.backlog) == (8, 4, 4 * 8 * TOKENS_PER_BLOCK)
+    stage.send(ask(("c", 8)))
+    load = worlds(stage.shadow)[1].replica("r0").whole
+    tokens = 8 * TOKENS_PER_BLOCK
+    assert (load.requests, load.unstarted) == (3 + 3 * 2, 2 + 3 * 1)  # Those left out for the newest come next time.
+    assert (load.context, load.backlog) == (tokens * load.requests, tokens * load.unstarted)
     stage.end(first)
-    assert (load.whole.requests, load.whole.context) == (4, 4 * 8 * TOKENS_PER_BLOCK)
+    stage.send(ask(("d", 8)))
+    load = worlds(stage.shadow)[1].replica("r0").whole
+    assert (load.requests, load.unstarted) == (3 + 3 * 2, 3 + 3 * 2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "trust"),
+    [
+        ([], 1),
+        ([7], 1),
+        ([0, 0, 0], 0),
+        ([3, 3, 3], 0),
+        ([1, 0, 1, 0], 0),
+        ([40, 0, 0, 0], 0.975),
+        ([9, 1], 1 - 5 / 32),
+    ],
+)
+def test_a_samples_counts_tell_replicas_apart_beyond_chance(counts: list[int], trust: float) -> None:
+    assert trusted(counts) == pytest.approx(trust)
+
+
+def test_those_left_out_are_spread_evenly_unless_the_sample_shows_a_pile() -> None:
+    """A tenth of 40 requests on eight replicas leaves half of them empty, which nobody would find them."""
+
+    def ahead(shadow: Policy) -> float:
+        stage = Stage(RoundRobin(), shadow, replicas=8, sample=0.1)
+        asks = 40
+        for i in range(asks):
+            stage.send(ask((f"p{i}", 4)))
+            if stage.serial > 4:
+                stage.shadow.ended(Key(WORKER, stage.serial - 4), Outcome.OK, Usage(), 0.0)
+        return stage.counts.shadow.ahead / asks
+
+    assert 3.5 <= ahead(LeastRequests()) <= 5.5
+    assert 20 <= ahead(First()) <= 40
 
 
 @pytest.mark.parametrize(("sample", "blocks"), [(1.0, 1000), (0.5, 500), (0.1, 100)])
