@@ -206,7 +206,8 @@ class ShadowConfig(Model):
         Field(gt=0, le=1),
         About(
             "Share of the prompts' families that it is asked about: all turns of a chat or none. 0.1 costs the "
-            "supervisor some 10 us a request, and serves fleets of many chats; a few large ones need 1.",
+            "supervisor some 15 us a request, and tells policies apart that are far from one another; 1 costs ten "
+            "times that, and is for the others and for a few large families.",
             unit="ratio",
         ),
     ] = 0.1
