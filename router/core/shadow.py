@@ -148,7 +148,17 @@ class _World:
         means = [sum(column) / len(own) for column in zip(*own, strict=True)]
         for member, mine in zip(members, own, strict=True):
             whole = [self._rest * (trust * one + (1 - trust) * mean) for one, mean in zip(mine, means, strict=True)]
-            member.others, member.others_at = Totals(*[round(each) for each in whole[:5]], whole[5], whole[6]), now
+            requests, unstarted, backlog, context, drained, drained_tokens, recent, _ = whole
+            member.others_at = now
+            member.others = Totals(
+                round(requests),
+                round(unstarted),
+                round(backlog),
+                round(context),
+                round(drained),
+                drained_tokens,
+                recent,
+            )
             member.changes += 1
 
 
