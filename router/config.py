@@ -205,9 +205,10 @@ class ShadowConfig(Model):
         Number,
         Field(gt=0, le=1),
         About(
-            "Share of the prompts' families that it is asked about: all turns of a chat or none. 0.1 costs the "
-            "supervisor some 15 us a request, and tells policies apart that are far from one another; 1 costs ten "
-            "times that, and is for the others and for a few large families.",
+            "Share of the prompts' families that it is asked about: all turns of a chat or none. 0.1 costs some "
+            "8 us of CPU a request, nearly all in the supervisor, and tells policies apart that are far from one "
+            "another; 1 costs 30 to 60 us, and is for the others and for a few large families. Of memory it takes at "
+            "most twice this share of what limits.index_blocks allows.",
             unit="ratio",
         ),
     ] = 0.1
