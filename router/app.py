@@ -174,8 +174,7 @@ class Worker:
         self._config = config
         if config.log.level != old.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
-        policy = None if config.routing == old.routing else config.routing.make()
-        self.fleet.adjust(policy, config.fleet_settings())
+        self.fleet.adjust(None if config.routing == old.routing else config.routing.make(), config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
         proxy = self.proxy
         proxy.asker = _asker(config, settings.root)
@@ -360,7 +359,6 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reporter.flush()
-        self._tap.flush()
         self._tap.follow(0.0)
         self._news.stop()
         for pool in [*self.pools.values(), *self._retired]:
@@ -398,6 +396,5 @@ def configuration(settings: Settings) -> Config:
 def _address(replica: ReplicaConfig) -> Address:
     url = urlsplit(replica.url)
     assert url.hostname is not None
-    base = url.path.rstrip("/").encode()
-    secure = url.scheme == "https"
+    base, secure = url.path.rstrip("/").encode(), url.scheme == "https"
     return Address(url.hostname, url.port or (443 if secure else 80), base, url.netloc.encode(), secure)

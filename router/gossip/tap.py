@@ -38,9 +38,10 @@ class Tap:
         self._timer: asyncio.TimerHandle | None = None
 
     def follow(self, share: float) -> Callable[[Lease], None] | None:
-        """Follow that share of the families from now on, and no more what was followed with another one. The answer is
-        who is to be told of each send; None for a share of 0."""
+        """Follow that share of the families from now on, and no more what was followed with another one; what is known
+        of that is told. The answer is who is to be told of each send; None for a share of 0."""
         if share != self._share:
+            self.flush()
             self._share = share
             self._new, self._unstarted, self._started = [], {}, {}
             if self._timer is not None:
