@@ -43,16 +43,19 @@ from router.gossip.messages import (
     Member,
     Members,
     Placed,
+    Records,
     Refused,
     Report,
     Reported,
     Settings,
+    Shadowed,
     Summarise,
     Summarised,
     Summary,
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
+from router.gossip.tap import Tap
 from router.handshakes import Trust
 from router.proxy import tcp
 from router.proxy.bounds import Bounds, Times
@@ -97,6 +100,7 @@ class Worker:
         self.waiting = Waiting(loop, config.routing.queue.max_requests, config.routing.queue.max_seconds)
         self._reporter = Reporter(loop, channel.send)
         self._news = News(loop, self.fleet, peer, channel.send, time.monotonic, time.time)
+        self._tap = Tap(loop, self.fleet, channel.send)
         self._log: RequestLog | None = None
         self.pools: dict[ReplicaId, Pool] = {}
         self._retired: list[Pool] = []
@@ -135,6 +139,7 @@ class Worker:
         """Serve. Returns when the clients' ports are open."""
         self._tasks.append(self._loop.create_task(lag.sample(self._reporter.lag)))
         self._news.start()
+        self.proxy.tap = self._tap.follow(self._config.shadow.followed)
         self.clients.sweep()
         for listening in self._listening:
             tcp.keep_alive(listening)
@@ -156,7 +161,7 @@ class Worker:
             case Explain():
                 told = explain(self.proxy, message.path, message.body)
                 self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
-            case Applied() | messages.Records() | Reported() | Explained() | Summarised() | Refused():
+            case Applied() | Records() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
             case Batch() | Summary() | Summarise():
                 self._news.take(message)
@@ -169,8 +174,7 @@ class Worker:
         self._config = config
         if config.log.level != old.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
-        policy = None if config.routing == old.routing else config.routing.make()
-        self.fleet.adjust(policy, config.fleet_settings())
+        self.fleet.adjust(None if config.routing == old.routing else config.routing.make(), config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
         proxy = self.proxy
         proxy.asker = _asker(config, settings.root)
@@ -183,6 +187,7 @@ class Worker:
         proxy.token = settings.token.encode() if settings.token else None
         self._secure(config.tls, Pems(*settings.pems))
         self._populate(config)
+        self.proxy.tap = self._tap.follow(config.shadow.followed)
         self._write_log(config.log.requests)
         self.waiting.wake()
         self._channel.send(Applied(settings.serial), must=True)
@@ -213,6 +218,7 @@ class Worker:
     def _report(self, serial: int) -> None:
         """Tell everything, so that a scrape counts what has ended before it."""
         self._reporter.flush()
+        self._tap.flush()
         self._news.tell_loads()
         index = self.fleet.residency
         held = {replica.id: index.held(replica.id) for replica in self.fleet.replicas}
@@ -353,6 +359,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reporter.flush()
+        self._tap.follow(0.0)
         self._news.stop()
         for pool in [*self.pools.values(), *self._retired]:
             pool.close()
@@ -389,6 +396,5 @@ def configuration(settings: Settings) -> Config:
 def _address(replica: ReplicaConfig) -> Address:
     url = urlsplit(replica.url)
     assert url.hostname is not None
-    base = url.path.rstrip("/").encode()
-    secure = url.scheme == "https"
+    base, secure = url.path.rstrip("/").encode(), url.scheme == "https"
     return Address(url.hostname, url.port or (443 if secure else 80), base, url.netloc.encode(), secure)

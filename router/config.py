@@ -183,6 +183,45 @@ class RoutingConfig(Model):
         return PrefixAffinity(Weights(home_slack=self.home_slack), limits)
 
 
+class ShadowConfig(Model):
+    """Whose choices are counted beside those that are made."""
+
+    text = (
+        "What another policy would have done with a sample of the requests: counted, beside what was done, as "
+        "homing_shadow_* and in `homing status`, so that a change is judged before it is made. Nothing goes where it "
+        "says, and no request waits for it."
+    )
+
+    policy: Annotated[
+        str | None,
+        OneOf("prefix_affinity", *BASELINES),
+        About("A policy, with the limits of `routing`. null: that of `file`, and without one there is no shadow."),
+    ] = None
+    file: Annotated[
+        str | None,
+        About(
+            "Another configuration, whose section `routing` is tried; environment variables do not count for it. A "
+            "relative path begins in this file's directory.",
+        ),
+    ] = None
+    sample: Annotated[
+        Number,
+        Field(gt=0, le=1),
+        About(
+            "Share of the prompts' families that it is asked about: all turns of a chat or none. 0.1 costs some "
+            "8 us of CPU a request, nearly all in the supervisor, and tells policies apart that are far from one "
+            "another; 1 costs 30 to 60 us, and is for the others and for a few large families. Of memory it takes at "
+            "most twice this share of what limits.index_blocks allows.",
+            unit="ratio",
+        ),
+    ] = 0.1
+
+    @property
+    def followed(self) -> float:
+        """The share that workers tell of; 0 without a shadow."""
+        return 0.0 if self.policy is None and self.file is None else self.sample
+
+
 class EjectionConfig(Model):
     text = (
         "A replica that answers its probes and fails its requests (5xx, broken off, no connection) is ejected for a "
@@ -252,6 +291,7 @@ class Config(Model):
     replicas: Annotated[list[ReplicaConfig], Field(min_length=1)]
     models: dict[str, ModelConfig] = {}  # noqa: RUF012 - As above.
     routing: RoutingConfig = RoutingConfig()
+    shadow: ShadowConfig = ShadowConfig()
     proxy: ProxyConfig = ProxyConfig()
     tls: TlsConfig = TlsConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -89,6 +89,7 @@ class Control:
         self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
         self._link = link(config, secrets, self._file.parent, self.fleet, self.crew, self.operations.observe)
         self.crew.link = self._link
+        self.crew.shadowing.adjust(config, secrets.shadow)
         self._metrics = Metrics(self.fleet, self.tally, self._sources(pids, restarts))
         self._reloading = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -111,6 +112,7 @@ class Control:
             lambda: self._link,
             lambda: self.crew.snapshot.hashes,
             lambda: self.crew.snapshot.left_out,
+            lambda: self.crew.shadowing.counts,
         )
 
     @property
@@ -219,6 +221,7 @@ class Control:
         if found.needs_restart:
             log.warning("needs a restart (or SIGUSR2): %s", "; ".join(found.needs_restart))
         logging.getLogger().setLevel(config.log.level.upper())
+        self.crew.shadowing.adjust(config, found.running.secrets.shadow)
         await self.crew.adjust(found.running)
 
     # What happens.
@@ -272,6 +275,7 @@ class Control:
             lambda: api.Rights(
                 self.config.admin.mutations, self._running.secrets.admin_token, handing_over=self.handing_over
             ),
+            lambda: self.crew.shadowing.counts,
             (Check("workers", self._short_of_workers),),
             (
                 Check("draining", lambda: "draining" if self.draining else None),

@@ -42,6 +42,7 @@ from router.gossip.messages import (
     Refused,
     Reported,
     Settings,
+    Shadowed,
     Shared,
     Summarise,
     Summarised,
@@ -50,6 +51,7 @@ from router.gossip.messages import (
 from router.gossip.seal import root_key
 from router.gossip.snapshot import Snapshot, pause
 from router.reloading import Running
+from router.shadowing import Shadowing
 
 log = logging.getLogger("homing.supervisor")
 
@@ -98,6 +100,7 @@ class Crew:
         self._refused, self._ejected = refused, ejected
         self.hub = Hub(self._heard, self._gone)
         self.link: Link | None = None
+        self.shadowing = Shadowing(fleet, now)
         self.snapshot = Snapshot()
         self.reports = Reports()
         self.serving: set[PeerId] = set()
@@ -244,11 +247,9 @@ class Crew:
         self._silent[peer] = 0
         match message:
             case Records():
-                for row in message.records:
-                    self._tally.record(messages.record(row))
-                for lag in message.lags:
-                    self._tally.lag.observe(lag)
-                self._tally.handshakes.update(message.handshakes)
+                self._count(message)
+            case Shadowed():
+                self.shadowing.take(peer, message)
             case Reported() | Explained() | Applied() | Summarised():
                 self._answer(peer, message)
             case Refused():
@@ -259,6 +260,13 @@ class Crew:
                 self._news(peer, message)
                 if self.link is not None:
                     self.link.take(peer, message)
+
+    def _count(self, message: Records) -> None:
+        for row in message.records:
+            self._tally.record(messages.record(row))
+        for lag in message.lags:
+            self._tally.lag.observe(lag)
+        self._tally.handshakes.update(message.handshakes)
 
     def _news(self, peer: PeerId, message: Shared) -> None:
         """What workers tell one another. Beliefs are their own: the hub has passed them on."""
@@ -284,13 +292,16 @@ class Crew:
         for rate in map(messages.rate, learned.rates):
             if rate.replica in known:
                 member = known[rate.replica]
-                member.lin, member.step = rate.lin or member.lin, rate.step or member.step
+                member.lin = rate.lin or member.lin
+                member.known_step = rate.step or member.known_step
+                member.step = rate.step or member.step
 
     def _gone(self, peer: PeerId) -> None:
         self._fleet.peers.bye(peer, self._now())
         self.reports.forget(peer)
         self.serving.discard(peer)
         self._silent.pop(peer, None)
+        self.shadowing.gone(peer)
         if self.link is not None:
             self.link.gone(peer)
         for asked in self._asked.values():

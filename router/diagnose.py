@@ -47,6 +47,7 @@ class Doctor:
             *self._gossip(),
             *self._secrets(),
             *self._pairs(),
+            *self._shadow(),
         ]
         told: dict[tuple[Path, bool], Problem] = {}
         for problem in found:
@@ -208,6 +209,12 @@ class Doctor:
             if _get(self._document.values, path) and not _get(self._document.values, other):
                 message = f"`{path[-1]}` needs `{other[-1]}` beside it"
                 yield self._problem("H145", path, message, remedy=f"set `{dotted(other)}`, or neither")
+
+    def _shadow(self) -> Iterator[Problem]:
+        shadow = _get(self._document.values, ("shadow",))
+        if _get(shadow, ("policy",)) is not None and _get(shadow, ("file",)) is not None:
+            message = "`shadow.policy` and `shadow.file` both say what the shadow is"
+            yield self._problem("H150", ("shadow", "file"), message, remedy="there is one shadow: take one of them out")
 
     def _secrets(self) -> Iterator[Problem]:
         for path in self._document.places:

@@ -71,6 +71,7 @@ CODES: Mapping[str, str] = {
     "H143": "A key with a password",
     "H144": "A certificate is out of date",
     "H145": "TLS settings that belong together",
+    "H150": "The shadow cannot be made",
 }
 """Code -> title, as in docs/errors.md."""
 

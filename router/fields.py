@@ -28,13 +28,15 @@ RequestPath = Annotated[str, Field(pattern="^/[^?#]*$")]
 
 
 class OneOf:
-    """In an annotation of `str`: a word out of `words`, where another module names them. Otherwise Literal says it."""
+    """In an annotation of `str` or `str | None`: a word out of `words`, where another module names them. Otherwise
+    Literal says it."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.literal_schema(list(self.words))
+        words = core_schema.literal_schema(list(self.words))
+        return words if source is str else core_schema.nullable_schema(words)
 
 
 class Model(BaseModel):

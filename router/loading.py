@@ -13,7 +13,7 @@ from pathlib import Path as File
 from typing import NamedTuple
 
 from router.certificates import examine, examine_redis
-from router.config import Config, tree, validate
+from router.config import Config, RoutingConfig, tree, validate
 from router.contradictions import contradictions
 from router.diagnose import LEAST, Doctor
 from router.diagnostics import ConfigError, Path, Problem, Severity, Source, Span, dotted, mask, nearest
@@ -37,13 +37,14 @@ BOM = b"\xef\xbb\xbf"
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """What the files named by `admin.token_file`, `replicas[].api_key_file`, `tls` and in `gossip` hold. Not for any
-    log."""
+    log. And, where a shadow is wanted, the section `routing` that it goes by (`shadow.file`)."""
 
     admin_token: str | None
     api_keys: Mapping[str, str]
     pems: Pems
     gossip: str | None = None
     redis_password: str | None = None
+    shadow: RoutingConfig | None = None
 
 
 class Row(NamedTuple):
@@ -118,8 +119,9 @@ class Loaded:
         secret = self._secret(("gossip", "secret_file"), gossip.secret_file, problems, MIN_SECRET)
         password = self._secret(("gossip", "password_file"), gossip.password_file, problems)
         pems = self._pems(now, problems)
+        shadow = self._shadow(problems)
         known = {replica: key for replica, key in keys.items() if key is not None}
-        return Secrets(token, known, pems, secret, password), problems
+        return Secrets(token, known, pems, secret, password, shadow), problems
 
     def _pems(self, now: datetime, problems: list[Problem]) -> Pems:
         """What the files of the section `tls` hold; those of `gossip.tls` are looked at as well."""
@@ -128,6 +130,23 @@ class Loaded:
         for code, path, message, remedy in [*examine(pems, now), *examine_redis(ca, certificate, key, now)]:
             problems.append(self.problem(code, path, f"the file {self._named(path)} {message}", remedy))
         return pems
+
+    def _shadow(self, problems: list[Problem]) -> RoutingConfig | None:
+        """The section that the shadow goes by, if there is one."""
+        shadow, routing = self.config.shadow, self.config.routing
+        if shadow.file is None:
+            return None if shadow.policy is None else routing.model_copy(update={"policy": shadow.policy})
+        other, found = inspect(self._beside(shadow.file), {})
+        wrong, remedy = None, f"`homing check {shadow.file}` tells all of it"
+        if other is None:
+            first = next(problem for problem in found if problem.severity is Severity.ERROR)
+            wrong = f"is no valid configuration: {first.message} ({first.code})"
+        elif other.config.routing.prefix_block != routing.prefix_block:
+            wrong = f"has a `prefix_block` of {other.config.routing.prefix_block}, and this one {routing.prefix_block}"
+            remedy = "prompts are compared in pieces of one length: have it the same in both"
+        if wrong is not None:
+            problems.append(self.problem("H150", ("shadow", "file"), f"the file {shadow.file} {wrong}", remedy))
+        return other.config.routing if other else None
 
     def _pem(self, setting: str, problems: list[Problem]) -> bytes | None:
         """What the file holds that a setting names, if it names one and that can be read."""

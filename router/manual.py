@@ -157,7 +157,7 @@ def _leaf(setting: Setting) -> dict[str, object]:
     if setting.kind is Kind.TEXTS:
         leaf |= {"type": "array", "items": {"type": "string", "pattern": setting.pattern}}
     elif setting.choices:
-        leaf["enum"] = list(setting.choices)
+        leaf["enum"] = [*setting.choices, *([None] if setting.nullable else [])]
     elif setting.kind is Kind.WORKERS:
         leaf |= {"type": ["integer", "string"], "minimum": 1, "maximum": MAX_WORKERS, "pattern": f"^{AUTO}$"}
     else:

@@ -62,6 +62,8 @@ def change(old: Running, loaded: Loaded, secrets: Secrets) -> Change:
         else:
             changed.append(told)
     changed += _secrets(old.secrets, secrets)
+    if old.config.shadow.file == new.config.shadow.file is not None and old.secrets.shadow != secrets.shadow:
+        changed.append("shadow.file (its content)")
     needs_restart += _kept(old.secrets, secrets)
     secrets = replace(secrets, gossip=old.secrets.gossip, redis_password=old.secrets.redis_password)
     config = validate(values)

@@ -290,6 +290,8 @@ def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
     console.print(f"router   {word}, {fleet['workers']} workers, policy {fleet['policy']}", highlight=False)
     for line in [] if ready.status == 200 else ready.text.strip().splitlines():
         console.print(f"         {line}", highlight=False, markup=False)
+    if fleet.get("shadow"):  # A router of an earlier version tells of none.
+        console.print(f"shadow   {_shadow(fleet['shadow'])}", highlight=False)
     table = Table(box=None, pad_edge=False)
     for column in STATUS_COLUMNS:
         table.add_column(column, justify="left" if column in {"replica", "state", "model"} else "right")
@@ -309,6 +311,16 @@ def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
         ]
         table.add_row(*("" if cell is None else str(cell) for cell in cells))
     console.print(table)
+
+
+def _shadow(told: dict[str, Any]) -> str:
+    """How the shadow's policy would have done."""
+    asks, tokens = told["asks"], told["prompt_tokens"]
+    if not tokens:
+        return f"{told['policy']}: {asks} asks so far, none with a prompt"
+    shadow, live = told["shadow_cached_tokens"] / tokens, told["live_cached_tokens"] / tokens
+    same = told["same"] / asks
+    return f"{told['policy']}: hit {shadow:.0%} against {live:.0%}, agrees on {same:.0%} of {asks} asks"
 
 
 def _row(candidate: dict[str, Any]) -> list[str]:

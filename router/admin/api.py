@@ -21,6 +21,7 @@ from router.admin.metrics import Metrics
 from router.admin.report import fleet_report
 from router.admin.reports import Reports
 from router.core.fleet import Fleet
+from router.core.shadow import Counts
 from router.core.types import ReplicaId
 
 MAX_EXPLAINED = 32 << 20
@@ -89,6 +90,7 @@ class Admin:
     policy: Callable[[], str]
     workers: Callable[[], int]
     rights: Callable[[], Rights]
+    shadow: Callable[[], Counts | None]
     started: Sequence[Check] = ()
     ready: Sequence[Check] = ()
     now: Callable[[], float] = field(default=time.monotonic)
@@ -149,7 +151,8 @@ async def fleet(request: web.Request) -> web.Response:
     """The fleet as JSON (report.py)."""
     admin = request.app[ADMIN]
     await admin.router.refresh()
-    return web.json_response(fleet_report(admin.fleet, admin.policy(), admin.workers(), admin.reports, admin.now()))
+    told = fleet_report(admin.fleet, admin.policy(), admin.workers(), admin.reports, admin.shadow(), admin.now())
+    return web.json_response(told)
 
 
 async def metrics(request: web.Request) -> web.Response:

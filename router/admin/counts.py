@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from router.admin.histogram import Histogram
 from router.admin.tally import Tally
+from router.core.shadow import Counts
 
 Rows = Iterable[tuple[Sequence[str], float | Histogram]]
 
@@ -55,6 +56,22 @@ def of_replicas(tally: Tally) -> dict[str, Rows]:
         "homing_upstream_errors": [
             ((name, error.value), count) for name, one in replicas for error, count in one.errors.items()
         ],
+    }
+
+
+def of_shadow(counts: Counts | None) -> dict[str, Rows]:
+    """What another policy would have done; no samples where none is asked."""
+    shadows = [] if counts is None else [counts]
+    sides = [(each.policy, name, side) for each in shadows for name, side in each.sides()]
+    return {
+        "homing_shadow_asks": [((each.policy, name), count) for each in shadows for name, count in each.choices()],
+        "homing_shadow_prompt_tokens": [((each.policy,), each.prompt_tokens) for each in shadows],
+        "homing_shadow_prompt_tokens_predicted_cached": [
+            ((policy, name), side.predicted) for policy, name, side in sides
+        ],
+        "homing_shadow_requests_ahead": [((policy, name), side.ahead) for policy, name, side in sides],
+        "homing_shadow_left_out": [((each.policy,), each.left_out) for each in shadows],
+        "homing_shadow_errors": [((each.policy,), each.errors) for each in shadows],
     }
 
 

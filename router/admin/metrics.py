@@ -37,6 +37,7 @@ from router.admin.reports import Reports
 from router.admin.shared import Operations, Shared
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
+from router.core.shadow import Counts
 from router.core.types import ReplicaId
 
 Row = tuple[Sequence[str], "float | Histogram | Mapping[str, str]"]
@@ -48,7 +49,19 @@ INFO, COUNTER, GAUGE, HISTOGRAM = InfoMetricFamily, CounterMetricFamily, GaugeMe
 SLICE = 500
 """Samples rendered at once, at some 4 us each."""
 
-DROPPABLE = ("Batch", "Load", "Placed", "Learned", "Corrected", "Full", "Bye", "Records", "Refused", "Members")
+DROPPABLE = (
+    "Batch",
+    "Load",
+    "Placed",
+    "Learned",
+    "Corrected",
+    "Full",
+    "Bye",
+    "Records",
+    "Shadowed",
+    "Refused",
+    "Members",
+)
 """Messages that are sent for what they are worth (gossip/messages.py)."""
 
 OF_ONE = frozenset(("process_start_time_seconds", "process_max_fds"))
@@ -158,6 +171,20 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_snapshot_left_out": Family(
         GAUGE, "Chains that found no room in the snapshot that a worker or router which joins is given."
     ),
+    "homing_shadow_asks": Family(
+        COUNTER,
+        "Sampled asks by what the shadow's policy chose: the same replica, another one, none (its limits cut all).",
+        ("policy", "choice"),
+    ),
+    "homing_shadow_prompt_tokens": Family(COUNTER, "Prompt tokens of those that the shadow placed.", ("policy",)),
+    "homing_shadow_prompt_tokens_predicted_cached": Family(
+        COUNTER, "Of these, believed cached where they went; both sides by the same model.", ("policy", "side")
+    ),
+    "homing_shadow_requests_ahead": Family(
+        COUNTER, "Requests in flight where they went, summed over these asks.", ("policy", "side")
+    ),
+    "homing_shadow_left_out": Family(COUNTER, "Sampled asks that there was no time for.", ("policy",)),
+    "homing_shadow_errors": Family(COUNTER, "Errors that ended what the shadow knew.", ("policy",)),
     "homing_redis_up": Family(GAUGE, "Whether news goes to the other routers and comes from them."),
     "homing_redis_operation_duration_seconds": Family(
         HISTOGRAM, "Operations on Redis, none of which a request waits for.", ("op", "outcome")
@@ -196,7 +223,7 @@ class Sources:
     """Where the rest comes from: what each replica's /metrics lacks, what workers report, messages that workers did not
     take, how many workers serve, process ids (the supervisor's first), how often a worker was replaced, the build,
     operations on Redis, the link to the other routers where there is one, hashes in the snapshot and chains that it has
-    no room for."""
+    no room for, what the shadow has counted where there is one."""
 
     setup: Setup
     missing: Mapping[ReplicaId, Collection[str]]
@@ -210,6 +237,7 @@ class Sources:
     shared: Callable[[], Shared | None]
     hashes: Callable[[], int]
     left_out: Callable[[], int]
+    shadow: Callable[[], Counts | None]
 
 
 class Metrics(Collector):
@@ -239,7 +267,7 @@ class Metrics(Collector):
         tally = self._tally
         tally.align()
         rows = self._own() | counts.of_requests(tally, self._sources.setup.policy) | counts.of_replicas(tally)
-        rows |= self._gauges() | shared.rows(self._sources.shared())
+        rows |= self._gauges() | shared.rows(self._sources.shared()) | counts.of_shadow(self._sources.shadow())
         for name, family in CATALOGUE.items():
             yield _metric(name, family, rows.pop(name))
         assert not rows, rows.keys()

@@ -7,6 +7,8 @@
 | residency | `blocks` believed resident over all replicas, `evictions` by capacity since the start; what a snapshot \
 told counts once a prompt has confirmed it |
 | workers | processes that serve |
+| shadow | null, or what another policy would have done: `policy`; `asks` it was asked, `same` replica chosen; \
+`prompt_tokens`, of which were believed cached `live_cached_tokens` and in the shadow `shadow_cached_tokens` |
 | replicas | a list, in the order of the configuration: |
 | .id, .state, .reason, .since_seconds | who it is, how it is, why, and for how long |
 | .models, .model | names it serves; the one that its engine runs, adapters left out (null: it has not told) |
@@ -26,10 +28,13 @@ from router.admin.gauges import base_model
 from router.admin.reports import Reports
 from router.core.fleet import Fleet
 from router.core.member import Replica
+from router.core.shadow import Counts
 from router.core.types import EngineSample, State
 
 
-def fleet_report(fleet: Fleet, policy: str, workers: int, reports: Reports, now: float) -> dict[str, Any]:
+def fleet_report(
+    fleet: Fleet, policy: str, workers: int, reports: Reports, shadow: Counts | None, now: float
+) -> dict[str, Any]:
     """The whole answer; `now` is monotonic seconds."""
     queued = reports.queued()
     return {
@@ -37,7 +42,19 @@ def fleet_report(fleet: Fleet, policy: str, workers: int, reports: Reports, now:
         "workers": workers,
         "models": {model: _model(fleet, model, queued) for model in fleet.models},
         "residency": {"blocks": reports.blocks, "evictions": reports.evictions},
+        "shadow": None if shadow is None else _shadow(shadow),
         "replicas": [_replica(replica, reports, now) for replica in fleet.replicas],
+    }
+
+
+def _shadow(counts: Counts) -> dict[str, Any]:
+    return {
+        "policy": counts.policy,
+        "asks": sum(count for _, count in counts.choices()),
+        "same": counts.same,
+        "prompt_tokens": counts.prompt_tokens,
+        "live_cached_tokens": counts.live.predicted,
+        "shadow_cached_tokens": counts.shadow.predicted,
     }
 
 

@@ -60,6 +60,7 @@ class FleetSettings:
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
     shares: bool = False  # Placements are told also while no other router is heard: it may be out of reach.
+    sample: float = 1.0  # The share of the requests that come here: of each KV cache that much is theirs (shadow.py).
 
 
 class Fleet:
@@ -159,8 +160,7 @@ class Fleet:
         if self._needed(member):
             conduct.on_trial = False
             return None
-        told = conduct.told(now)
-        return self._turn(member, State.EJECTED, f"{told}, for {conduct.eject(settings, now):g} s", now)
+        return self._turn(member, State.EJECTED, f"{conduct.told(now)}, for {conduct.eject(settings, now):g} s", now)
 
     def told_ejected(self, replica: ReplicaId, reason: str, until: float, now: float) -> Transition | None:
         """Another router has ejected a replica; the transition when that does so here, which is bounded as ever."""
@@ -212,8 +212,7 @@ class Fleet:
         What the configuration says of the KV cache's size is only a stand-in for what the engine says.
         """
         member = self._replicas[replica]
-        if kv_tokens is not None:
-            member.kv_tokens = kv_tokens
+        member.kv_tokens = member.kv_tokens if kv_tokens is None else kv_tokens
         known, member.epoch = member.epoch, epoch if epoch is not None else member.epoch
         if known is None or epoch is None or known == epoch:
             return False
@@ -237,9 +236,8 @@ class Fleet:
 
     def told_full(self, replica: ReplicaId, until: float) -> None:
         """Another router was refused. Nothing happens for a replica that is no member."""
-        member = self._replicas.get(replica)
-        if member is not None:
-            member.refused(until)
+        if replica in self._replicas:
+            self._replicas[replica].refused(until)
 
     # Asks.
 
@@ -276,8 +274,7 @@ class Fleet:
             reading = readings.get(member.id)
             lines = policy.lines(reading, view) if reading and view else None
             cached = view.cached(reading.depth) if reading and view else 0
-            state = member.state_now(now)
-            candidates.append(Explained(member.id, state, cuts.get(member.id), cached, reading, lines))
+            candidates.append(Explained(member.id, member.state_now(now), cuts.get(member.id), cached, reading, lines))
         tokens = round(view.tokens) if view else 0
         return Explanation(ask, tokens, key, group.ring.order(key.hash), candidates, decision)
 
@@ -328,6 +325,10 @@ class Fleet:
         if ask.size and route.reason is not Reason.RETRY:  # A request is counted once, however often it is sent.
             group.recent.add(ask.chain, now, len(group.ready))
         return lease
+
+    def family(self, ask: Ask) -> int:
+        """The hash of the ask's adaptive key (recent.py), which all turns of a chat and all users of a prefix share."""
+        return (self._group(ask.model) or self._everyone).recent.key(ask.chain, ask.tail).hash
 
     def _group(self, model: str | None) -> Group | None:
         return self._everyone if model is None else self._groups.get(model)
@@ -390,11 +391,10 @@ class Fleet:
 
     def _bound(self, member: Replica, learned: Learned, per_block: float) -> int:
         """A replica's KV cache less the outputs in flight, in blocks of `per_block` tokens."""
-        tokens = member.kv_tokens - member.open * learned.output.value
+        tokens = self._settings.sample * (member.kv_tokens - member.open * learned.output.value)
         return int(min(max(0.0, tokens / per_block), self._settings.index_blocks / len(self._replicas)))
 
     def _capacity(self, replica: Replica, route: Route, ask: Ask, learned: Learned) -> int:
         """The replica's KV cache less the outputs in flight, in blocks of this prompt's density."""
-        if not ask.size:
-            return 0
-        return self._bound(replica, learned, max(1.0, route.tokens * self._settings.block / ask.size))
+        size = ask.size
+        return self._bound(replica, learned, max(1.0, route.tokens * self._settings.block / size)) if size else 0

@@ -41,21 +41,25 @@ class Settled(NamedTuple):
 
 
 class Lease:
-    """Made by `Fleet.lease` only, which has charged it."""
+    """Made by `Fleet.lease` only, which has charged it. Nobody sets anything from outside.
+
+    `started_at` is when the first token was seen, `settled` what it came to; None before that.
+    """
 
     __slots__ = (
-        "_alone", "_ask", "_at", "_block", "_done", "_guess", "_learned", "_load", "_placement", "_replica",
-        "_residency", "_route", "_serial", "_silent", "_started_at", "_uncached",
+        "_alone", "_at", "_block", "_done", "_guess", "_learned", "_load", "_placement", "_replica", "_residency",
+        "_serial", "_silent", "_uncached", "ask", "route", "settled", "started_at",
     )  # fmt: skip
 
     def __init__(
         self, replica: Replica, route: Route, ask: Ask, learned: Learned, residency: Residency, block: int, guess: float
     ) -> None:
-        self._replica, self._route, self._ask = replica, route, ask
+        self._replica, self.route, self.ask = replica, route, ask
         self._learned, self._residency, self._block, self._guess = learned, residency, block, guess
         self._uncached = max(1, route.tokens - route.cached)
         self._done = self._alone = False
-        self._started_at: float | None = None
+        self.started_at: float | None = None
+        self.settled: Settled | None = None
         self._silent: Silent | None = None
 
     @property
@@ -75,22 +79,22 @@ class Lease:
     @property
     def started(self) -> bool:
         """Whether the first token has come."""
-        return self._started_at is not None
+        return self.started_at is not None
 
     def charge(self, capacity: int, now: float) -> None:
         """Take the three quantities and pin the chain; `capacity` is the replica's KV cache in router blocks."""
-        replica, route = self._replica, self._route
+        replica, route = self._replica, self.route
         self._at = now
         replica.dispatch(route.tokens, self._uncached, now, self._learned.tau.value)
         self._load = replica.backlog(now)
         self._serial = replica.dispatches
-        if not self._ask.streams:
+        if not self.ask.streams:
             self._silent = replica.silent(self._uncached, now, replica.lin or self._guess)
-        self._placement = self._residency.place(replica.id, self._ask.chain, capacity)
+        self._placement = self._residency.place(replica.id, self.ask.chain, capacity)
 
     def tell(self, news: News, now: float) -> None:
         """Tell other routers of the placement, if it changes what they believe."""
-        placement, chain = self._placement, self._ask.chain
+        placement, chain = self._placement, self.ask.chain
         last = placement.last
         if last is None or (placement.blocks == placement.depth and now - last.told_at <= TOUCH):
             return
@@ -103,14 +107,14 @@ class Lease:
 
         Raises RuntimeError when called twice or after the end.
         """
-        if self._done or self._started_at is not None:
+        if self._done or self.started_at is not None:
             raise RuntimeError("a lease sees one first token, and none after its end")
-        self._started_at = now
+        self.started_at = now
         self._replica.start(self._uncached, self._silent)
         self._replica.conduct.on_trial = False
         self._residency.confirm(self._placement)
-        self._alone = self._replica.open == 1
-        if self._ask.streams and self._ask.size:
+        self._alone = self._replica.learns and self._replica.open == 1
+        if self._replica.learns and self.ask.streams and self.ask.size:
             self._replica.learn_lin(now - self._at, self._load, self._guess)
 
     def finish(self, outcome: Outcome, usage: Usage | None, now: float) -> Settled:
@@ -118,23 +122,24 @@ class Lease:
         if self._done:
             raise RuntimeError("a lease ends once")
         self._done = True
-        replica, route = self._replica, self._route
-        if self._started_at is None:
+        replica, route = self._replica, self.route
+        if self.started_at is None:
             replica.start(self._uncached, self._silent)
         replica.end(route.tokens)
         dropped = 0
-        if outcome is Outcome.OK and self._started_at is not None:
-            dropped = self._learn(usage or Usage(), self._started_at, now)
+        if outcome is Outcome.OK and self.started_at is not None:
+            dropped = self._learn(usage or Usage(), self.started_at, now)
         self._residency.release(self._placement)
-        first = None if self._started_at is None else self._started_at - self._at
+        first = None if self.started_at is None else self.started_at - self._at
         said = usage or Usage()
-        return Settled(
+        self.settled = Settled(
             replica.id, outcome, route.tokens if said.prompt_tokens is None else said.prompt_tokens, route.reachable,
             route.cached, said.cached_tokens, said.completion_tokens, first, now - self._at, dropped,
         )  # fmt: skip
+        return self.settled
 
     def _learn(self, usage: Usage, started_at: float, now: float) -> int:
-        learned, ask = self._learned, self._ask
+        learned, ask = self._learned, self.ask
         if ask.streams:  # Without a stream the first byte is the answer's end too, and tells nothing of decoding.
             learned.tau.add(max(now - started_at, 1e-3))
         output = usage.completion_tokens
@@ -145,7 +150,7 @@ class Lease:
             quiet = self._alone and self._replica.dispatches == self._serial and self._replica.others_at <= started_at
             if quiet and ask.streams and output >= MIN_STEP_TOKENS:
                 seconds = (now - started_at) / (output - 1)
-                self._replica.learn_step(seconds - self._replica.kv * self._route.tokens)
+                self._replica.learn_step(seconds - self._replica.kv * self.route.tokens)
         if not usage.prompt_tokens or not ask.size:
             return 0
         learned.prompt.add(usage.prompt_tokens)
@@ -157,11 +162,11 @@ class Lease:
     def _correct(self, share: float) -> int:
         """The engine had `share` of the prompt cached; drop what a belief in more rested on."""
         believed = self._placement.depth
-        depth = int(share * self._ask.size / self._block)
+        depth = int(share * self.ask.size / self._block)
         if believed - depth <= max(1, DISPROOF * believed):
             return 0
         dropped = self._residency.disproved(self._placement, depth)
-        news, chain = self._residency.news, self._ask.chain
+        news, chain = self._residency.news, self.ask.chain
         if dropped and news is not None:  # The chain that told stays: the engine has just computed it.
             news.corrected(self.replica, chain[depth])
             news.placed(self.replica, chain[depth - 1] if depth else None, chain[depth : self._placement.blocks])

@@ -34,7 +34,8 @@ class Transition:
 
 
 class Replica(Load):
-    """A member. `last_sign` is when it last gave a sign of life: a byte of an answer, or an answered probe."""
+    """A member. `last_sign` is when it last gave a sign of life: a byte of an answer, or an answered probe. `learns`:
+    its speed is learned from its leases; False where their times are another replica's (shadow.py)."""
 
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         rate = spec.prefill_tokens_per_second
@@ -48,6 +49,7 @@ class Replica(Load):
         self.epoch: float | None = None
         self.full_until = 0.0
         self.last_sign = now
+        self.learns = True
         self.conduct = Conduct()
 
     def state_now(self, now: float) -> State:

@@ -15,7 +15,7 @@ from router.core.backlog import LearnedNews, Totals
 from router.core.lease import Settled
 from router.core.peers import ModelNews, RateNews
 from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
-from router.core.types import EngineSample, Limit, Outcome, Reason, State
+from router.core.types import Ask, EngineSample, Limit, Outcome, Reason, State
 
 TotalsRow = tuple[int, int, int, int, int, float, float, float]
 MeanRow = tuple[float, int]
@@ -36,6 +36,15 @@ RecordRow = tuple[
     str, str, str | None, bool, int, float, StagesRow, Reason | None, Sequence[AttemptRow], Sequence[Limit],
     int | None, int, float | None, float | None, str | None, Phase | None,
 ]  # fmt: skip
+
+PromptRow = tuple[int, bytes, int, int | None, Mapping[int, int]]
+"""Bytes, chain (`packed`), tail, exact tokens, answers, as an Ask has them."""
+
+AskedRow = tuple[float, int, str, str | None, bool, str | None, PromptRow]
+"""When it was sent, its number, to whom; model, whether it streams, who alone may answer, prompt."""
+
+EndedRow = tuple[float, int, Outcome, int, int | None]
+"""When, which one; how, prompt tokens, completion tokens."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -122,6 +131,16 @@ class Records(Message):
     records: Sequence[RecordRow]
     lags: Sequence[float]
     handshakes: Mapping[HandshakeError, int]
+
+
+class Shadowed(Message):
+    """What became of sampled asks (gossip/tap.py), each list in the order of time but for a batch's length: those sent,
+    first tokens as (when, which one), ends. `batch` counts these messages, so that a lost one is noticed."""
+
+    batch: int
+    asked: Sequence[AskedRow]
+    started: Sequence[tuple[float, int]]
+    ended: Sequence[EndedRow]
 
 
 class Reported(Message):
@@ -240,7 +259,7 @@ class Batch(Message):
 
 
 Down = Settings | Members | Drain | Report | Explain | Summarise | Batch | Summary
-Up = Applied | Records | Reported | Explained | Summarised | Refused
+Up = Applied | Records | Shadowed | Reported | Explained | Summarised | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared
 
@@ -281,6 +300,12 @@ def record(row: RecordRow) -> Record:
     a third of the time that the named ones' own constructors take."""
     attempts = [_named(Attempt, (_named(Settled, settled), error)) for settled, error in row[8]]
     return _named(Record, (*row[:6], _named(Stages, row[6]), row[7], attempts, *row[9:]))
+
+
+def ask(row: AskedRow) -> Ask:
+    """What was asked."""
+    _, _, _, model, streams, only, (size, chain, tail, tokens, answers) = row
+    return Ask(model, unpacked(chain), tail, size, streams, tokens, answers, only)
 
 
 def totals(row: TotalsRow) -> Totals:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
+from router.core.lease import Lease
 from router.core.member import Transition
 from router.core.record import Record
 from router.core.types import Ask, ReplicaId
@@ -82,7 +83,8 @@ class Proxy:
     `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
     done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
     request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held;
-    with `half_close` a client that has closed its writing side is still there.
+    with `half_close` a client that has closed its writing side is still there. `tap` is told of each send once it is
+    out, while a shadow is wanted; it only notes.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -102,6 +104,7 @@ class Proxy:
     max_refusals: int = 3
     token: bytes | None = None
     half_close: bool = False
+    tap: Callable[[Lease], None] | None = None
 
     def __post_init__(self) -> None:
         self.stored = Stored()

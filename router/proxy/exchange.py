@@ -171,6 +171,8 @@ class Exchange:
         connection.send(self, head, request.body, request.method == b"HEAD")
         self._since = time.monotonic()
         self._journal.ended(Stage.CONNECT, self._since)
+        if self._proxy.tap is not None and self._lease is not None:
+            self._proxy.tap(self._lease)
 
     # What the connection tells (upstream.Sender).
 
@@ -233,19 +235,17 @@ class Exchange:
         if self._held > LARGE and self._connection is not None and self._connection.written:
             self._request = self._request._replace(body=b"")
             self._release()
-        date = b"" if response.dated else self._proxy.date()
-        extra = (added(self._route, self._id), self._explained, date)
+        extra = (added(self._route, self._id), self._explained, b"" if response.dated else self._proxy.date())
         return Relay(self._request, response, extra, self._client)
 
     def _refused(self, response: ResponseReader, now: float) -> bool:
         """The replica is full: no failure. True when the request goes on to another one or into the queue."""
         assert self._lease is not None
-        replica = self._lease.replica
-        self._proxy.fleet.full(replica, now + verdict.retry_after(response))
-        if not self._tries.may_be_refused(self._proxy.max_refusals):
+        proxy, replica = self._proxy, self._lease.replica
+        proxy.fleet.full(replica, now + verdict.retry_after(response))
+        if not self._tries.may_be_refused(proxy.max_refusals):
             return False
-        tried = [*self._tries.replicas, replica]
-        if isinstance(self._proxy.fleet.route(self._ask, now, self._proxy.rng, tried), Refusal):
+        if isinstance(proxy.fleet.route(self._ask, now, proxy.rng, [*self._tries.replicas, replica]), Refusal):
             return False
         connection, self._connection = self._connection, None
         if connection is not None and not response.complete:

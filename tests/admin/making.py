@@ -83,6 +83,7 @@ def metrics_of(fleet: Fleet, tally: Tally, **changes: Any) -> Metrics:
         "shared": lambda: None,
         "hashes": lambda: 20,
         "left_out": lambda: 3,
+        "shadow": lambda: None,
     }
     return Metrics(fleet, tally, Sources(**(sources | changes)))
 

@@ -16,6 +16,7 @@ from router.admin.metrics import CATALOGUE
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.policy import PrefixAffinity
+from router.core.shadow import Counts, Side
 from router.core.types import EngineSample, State
 from tests.admin.making import MODEL, OPENMETRICS, fleet_of, metrics_of, report_of, reports_of
 
@@ -40,6 +41,7 @@ class Port:
         self.reloads = 0
         self.reloaded: tuple[bool, dict[str, Any]] = (True, {"changed": ["a 1 -> 2"], "needs_restart": []})
         self.drains: list[tuple[str, bool]] = []
+        self.shadow: Counts | None = None
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -66,6 +68,7 @@ class Port:
             lambda: "prefix_affinity",
             lambda: 1,
             lambda: self.rights,
+            lambda: self.shadow,
             (Check("listener", lambda: None if self.open else "the clients' port is not open"),),
             (checks.replicas(self.fleet, lambda: 2),),
             lambda: 10.0,
@@ -131,6 +134,7 @@ async def test_fleet_has_the_schema_that_tools_rely_on(client: Client, port: Por
         "workers": 1,
         "models": {MODEL: {"ready": 2, "replicas": 2, "queued": 3}},
         "residency": {"blocks": 0, "evictions": 0},
+        "shadow": None,
     }
     assert first == {
         "id": "r0", "state": "ready", "reason": "test", "since_seconds": 10.0, "models": [MODEL], "model": MODEL,
@@ -138,6 +142,25 @@ async def test_fleet_has_the_schema_that_tools_rely_on(client: Client, port: Por
         "resident_blocks": 0, "prefill_tokens_per_second": None, "step_seconds": 0.006, "engine": None,
     }  # fmt: skip
     assert second["engine"] == {"running": 4, "waiting": 1, "kv_cache_usage_ratio": 0.25, "age_seconds": 1.5}
+
+
+async def test_fleet_tells_how_the_shadow_would_have_done(client: Client, port: Port) -> None:
+    port.shadow = shadow_of()
+    async with client.get("/fleet") as response:
+        told = (await response.json())["shadow"]
+    assert told == {
+        "policy": "round_robin", "asks": 200, "same": 26, "prompt_tokens": 1000, "live_cached_tokens": 780,
+        "shadow_cached_tokens": 410,
+    }  # fmt: skip
+    assert all(f"`{key}`" in (report.__doc__ or "") for key in told)
+
+
+def shadow_of() -> Counts:
+    """A shadow of 200 asks, 26 of which went to the same replica; it hit 41 % against 78 %."""
+    counts = Counts("round_robin")
+    counts.same, counts.other, counts.nowhere, counts.prompt_tokens = 26, 170, 4, 1000
+    counts.live, counts.shadow = Side(780), Side(410)
+    return counts
 
 
 async def test_fleet_documents_each_of_its_keys(client: Client) -> None:

@@ -19,6 +19,7 @@ from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.record import Phase, UpstreamError
 from router.core.residency import Residency
+from router.core.shadow import Counts, Side
 from router.core.types import Ask, EngineSample, Limit, Outcome, Reason, State
 from tests.admin.making import (
     MODEL,
@@ -69,6 +70,7 @@ def shown(**sources: object) -> Metrics:
         "reports": reports_of(report_of(queued={MODEL: 2})),
         "operations": operations,
         "shared": lambda: Linked(),
+        "shadow": lambda: Counts("round_robin"),
     }
     return metrics_of(fleet, tally, **told | sources)
 
@@ -96,6 +98,30 @@ def test_names_types_and_labels_are_the_golden_ones() -> None:
 def test_a_router_that_shares_nothing_has_no_samples_of_sharing() -> None:
     text = text_of(shown(shared=lambda: None, operations=Operations()))
     assert not re.search(r"^homing_(redis|peer)", text, re.MULTILINE)
+
+
+def test_a_router_without_a_shadow_has_no_samples_of_one() -> None:
+    assert not re.search(r"^homing_shadow", text_of(shown(shadow=lambda: None)), re.MULTILINE)
+
+
+def test_a_shadow_is_shown_beside_what_was_done() -> None:
+    counts = Counts("round_robin")
+    counts.same, counts.other, counts.nowhere, counts.prompt_tokens = 1, 2, 3, 4
+    counts.live, counts.shadow, counts.left_out, counts.errors = Side(5, 6), Side(7, 8), 9, 10
+    samples = {
+        (name, *sorted(value for key, value in labels if key != "policy")): value
+        for (name, labels), value in samples_of(shown(shadow=lambda: counts)).items()
+        if name.startswith("homing_shadow") and ("policy", "round_robin") in labels
+    }
+    assert samples == {
+        ("homing_shadow_asks_total", "same"): 1, ("homing_shadow_asks_total", "other"): 2,
+        ("homing_shadow_asks_total", "none"): 3, ("homing_shadow_prompt_tokens_total",): 4,
+        ("homing_shadow_prompt_tokens_predicted_cached_total", "live"): 5,
+        ("homing_shadow_requests_ahead_total", "live"): 6,
+        ("homing_shadow_prompt_tokens_predicted_cached_total", "shadow"): 7,
+        ("homing_shadow_requests_ahead_total", "shadow"): 8,
+        ("homing_shadow_left_out_total",): 9, ("homing_shadow_errors_total",): 10,
+    }  # fmt: skip
 
 
 def test_the_catalogue_promises_the_labels_that_are_exposed() -> None:

@@ -10,9 +10,10 @@ from aiohttp.test_utils import TestServer
 
 from router.admin import api
 from router.cli import main
+from router.core.shadow import Counts
 from router.core.types import EngineSample, State
 from tests.admin.routers import replicas_of, router_over
-from tests.admin.test_api import TOKEN, Port
+from tests.admin.test_api import TOKEN, Port, shadow_of
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -85,6 +86,17 @@ async def test_status_shows_the_router_and_its_replicas(url: str, port: Port, ca
     ]
     assert lines[2].split() == ["r0", "ready", "llama", "10", "s", "0", "0", "4", "2", "25%"]
     assert lines[3].split() == ["r1", "ready", "llama", "10", "s", "0", "0"]
+
+
+async def test_status_tells_how_another_policy_would_have_done(url: str, port: Port, capsys: Output) -> None:
+    port.shadow = shadow_of()
+    assert await command("status", "--admin", url) == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "shadow   round_robin: hit 41% against 78%, agrees on 13% of 200 asks"
+    )
+    port.shadow = Counts("round_robin")
+    assert await command("status", "--admin", url) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "shadow   round_robin: 0 asks so far, none with a prompt"
 
 
 async def test_status_of_a_router_that_is_not_ready_says_why_and_fails(url: str, port: Port, capsys: Output) -> None:

@@ -269,6 +269,42 @@ def test_a_secrets_file_that_cannot_be_used_is_told_where_it_is_named(content: b
     assert "two" not in problem.message
 
 
+SHADOWS = 'replicas: [{id: r1, url: "http://127.0.0.1:8101"}]\n'
+
+
+def test_a_shadow_goes_by_its_policy_with_the_limits_that_are_in_effect(file: Path) -> None:
+    file.write_text(SHADOWS + "routing: {max_concurrency: 7}\nshadow: {policy: round_robin}\n")
+    loaded = load(file)
+    shadow = loaded.secrets().shadow
+    assert shadow == loaded.config.routing.model_copy(update={"policy": "round_robin"})
+    assert loaded.config.shadow.followed == 0.1
+    file.write_text(SHADOWS + "shadow: {sample: 1.0}\n")
+    assert (load(file).secrets().shadow, load(file).config.shadow.followed) == (None, 0.0)
+
+
+def test_a_shadow_goes_by_another_file_and_variables_do_not_count_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMING__ROUTING__POLICY", "random")
+    file.with_name("next.yaml").write_text(SHADOWS + "routing: {spill: {max_queued_requests: 3}}\n")
+    file.write_text(SHADOWS + "shadow: {file: next.yaml, sample: 0.5}\n")
+    loaded = load(file)
+    shadow = loaded.secrets().shadow
+    assert shadow is not None
+    assert (shadow.policy, shadow.spill.max_queued_requests) == ("prefix_affinity", 3)
+    assert (loaded.config.routing.policy, loaded.config.shadow.followed) == ("random", 0.5)
+
+
+def test_a_shadow_with_another_block_cannot_be_compared(file: Path) -> None:
+    file.with_name("next.yaml").write_text(SHADOWS + "routing: {prefix_block: 1024}\n")
+    file.write_text(SHADOWS + "shadow: {file: next.yaml}\n")
+    with pytest.raises(ConfigError) as error:
+        load(file).secrets()
+    [problem] = error.value.problems
+    assert problem.code == "H150"
+    assert "has a `prefix_block` of 1024, and this one 512" in problem.message
+
+
 def test_a_default_that_fails_points_to_the_file_and_no_line(file: Path) -> None:
     problem = load(file, {}).problem("H128", ("listen",), "cannot listen")
     assert (problem.file, problem.span) == (str(file), None)
