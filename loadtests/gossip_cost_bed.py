@@ -36,7 +36,7 @@ _INTERVAL_MS = 1
 _MEET_WITHIN_S = 20.0
 
 
-_TEXT = "what is computed once need not be computed again " * (BODY // 50)
+_TEXT = ("what is computed once need not be computed again " * BODY)[:BODY]
 
 
 def prompt(number: int) -> bytes:
