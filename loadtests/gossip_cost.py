@@ -37,9 +37,10 @@ MOST_CPU = 1.25
 MOST_P50 = 1.10
 MOST_P99 = 1.25
 MOST_GROWTH = 1.05
-"""Of an arm's memory at its beginning; the index fills while prompts are new."""
+"""Of an arm's memory at its beginning, when the index is full."""
 
-_WARM_S = 4.0
+_WARM_S, _WARM_KNOWN = 5.0, 0.3
+"""So many prompts that are new fill the index of a router that hears of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ Pair = tuple[Arm, Arm]
 
 async def _arm(plan: Plan, tools: Tools, gossip: bool, resident: float, serials: "count[int]") -> Arm:
     async with routers(tools, plan.routers, gossip, plan.start) as all_of_them:
-        await drive(all_of_them, plan.rate, _WARM_S, resident, next(serials))
+        await drive(all_of_them, plan.rate, _WARM_S, _WARM_KNOWN, next(serials))
         before = await spent(all_of_them)
         answered = await drive(all_of_them, plan.rate, plan.seconds, resident, next(serials))
         after = await spent(all_of_them)
