@@ -29,7 +29,7 @@ KNEE_GOODPUT = 0.9
 KNEE_WITHIN = 1.05
 MAX_DOUBLINGS = 8  # From the guess: a workload that round robin serves at 256 times that has no knee.
 
-PROFILE: Final[Mapping[str, str]] = MappingProxyType({"chat": "llama3-70b-4xa100"})
+PROFILE: Final[Mapping[str, str]] = MappingProxyType({"chat": "qwen3-32b-2xh100"})
 """Where it is not a small model: people think 10 s before each turn, so on fast replicas a cell's requests have all
 come before a rate could load them, and no rate is round robin's knee."""
 
