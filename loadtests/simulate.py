@@ -41,6 +41,7 @@ def run(
     ] = None,
     workload: Annotated[str | None, typer.Option(help=f"{', '.join(WORKLOADS)}.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second; without: the trace's own.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of a trace for several models: which one's requests.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="How many; without: 2,000, or all of a trace.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 8,
     profile: Annotated[str, typer.Option(help=f"{', '.join(PROFILES)}.")] = "llama3-8b-h100",
@@ -75,7 +76,7 @@ def run(
     try:
         shares, gossip = _shares(routers), GossipPlan(dead=True) if news == "dead" else GossipPlan(every_s=float(news))
         events = sim_events.read(event or (), replicas, len(shares))
-        work = _Work(workload, rate, requests, None if trace is None else read(trace, requests))
+        work = _Work(workload, rate, requests, None if trace is None else read(trace, requests, model))
         arms = {name: _routers(each, shares, gossip) for name, each in _arms(config, sweep).items()}
         rows, moments = _run(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, events, out)
         console = Console() if Console().is_terminal else Console(width=PLAIN_WIDTH)
