@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -35,6 +35,8 @@ from router.asking import (
 )
 from router.tape import Tape
 from router.values import Wrong, duration, size
+
+T = TypeVar("T")
 
 SILENCE = 10.0
 """Seconds without a sign of the router, which gives one every second, after which it is taken for gone."""
@@ -74,13 +76,18 @@ def record(
       homing record --to trace.jsonl --for 10m --token-file /run/secrets/homing
       homing simulate -c router.yaml --trace trace.jsonl --replicas 8 --sweep spill.max_backlog_seconds=1,5,18
     """
-    try:
-        seconds, most = None if lasting is None else duration(lasting), size(max_bytes)
-    except Wrong as error:
-        raise typer.BadParameter(f"{lasting or max_bytes}: that {error}") from None
+    seconds = None if lasting is None else _parsed("--for", duration, lasting)
+    most = _parsed("--max-bytes", size, max_bytes)
     if to.exists() and not overwrite:
         complain(f"{to}: is there already; --overwrite replaces it", INVALID)
     asyncio.run(_record(admin, token_of(token_file), seconds, lambda: Tape(to, overwrite, most, requests), to))
+
+
+def _parsed(flag: str, parse: Callable[[str], T], value: str) -> T:
+    try:
+        return parse(value)
+    except Wrong as error:
+        raise typer.BadParameter(str(error), param_hint=flag) from None
 
 
 async def _record(admin: str, token: str, seconds: float | None, make: Callable[[], Tape], to: Path) -> None:

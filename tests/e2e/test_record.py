@@ -263,7 +263,8 @@ async def test_a_worker_that_joins_while_it_runs_is_recorded_too(tmp_path: Path)
         (("--to", "/dev/full", "--overwrite"), 1, "No space left on device"),
         (("--token-file", "wrong"), 1, "this takes the token"),
         (("--admin", "http://127.0.0.1:9"), 4, "no router answers"),
-        (("--for", "10"), 2, "a duration with a unit"),
+        (("--for", "10"), 2, "--for: is a duration with a unit"),
+        (("--max-bytes", "1GB"), 2, "--max-bytes: is a size with a unit"),
     ],
 )
 async def test_mistakes_are_told_without_a_traceback_and_leave_no_file(
