@@ -46,10 +46,10 @@ def run(
         float | None,
         typer.Option(
             min=0.001,
-            help="Requests a second: a workload's, or what a trace is sped up or slowed down to; without: as recorded.",
+            help="Requests a second; a trace is sped up or slowed down to it.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Of a trace for several models: which one's requests.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of a trace for several: whose requests.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="How many; without: 2,000, or all of a trace.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 8,
     profile: Annotated[str, typer.Option(help=f"{', '.join(PROFILES)}.")] = "llama3-8b-h100",
@@ -70,7 +70,7 @@ def run(
     out: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Append a line for each run.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Draw hit ratio against TTFT p99 and goodput, as .png, .svg, ..."),
+        typer.Option(dir_okay=False, help="Draw it, as .png, .svg, ..."),
     ] = None,
 ) -> None:
     """Simulate a fleet behind this configuration: no socket, no GPU, seconds instead of hours.
