@@ -18,7 +18,7 @@ cell       one kind of work on one proxy, and the one number that comes of it (`
 
 Read in this order: workloads, traces; answer, client, records; report, ceiling; processes, fleet, compare, demo.
 What a policy or a setting is worth: plays, plays_made, trace_plays; clock, sim_replica, sim_router, sim_gossip,
-simulation; sim_rows, sim_report, simulate.
+simulation; sim_rows, sim_report, sim_plot, simulate.
 What changes of a fleet cost: sim_snapshot, sim_events, sim_around; placement, recovery, changes_cells, changes.
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages,
 bench_profile.

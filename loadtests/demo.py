@@ -52,6 +52,7 @@ def demo(
         typer.Option(exists=True, dir_okay=False, readable=True, help="With --compare: replay this Mooncake trace."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --trace: only its first requests.")] = None,
+    model: Annotated[str | None, typer.Option(help="With --trace: the model whose requests these are.")] = None,
     speed: Annotated[float, typer.Option(min=0.01, help="Of replicas, arrivals and think times.")] = 1.0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The router's, without --compare.")] = 8080,
     admin_port: Annotated[int, typer.Option(min=1, max=65535, help="Its admin API's, without --compare.")] = 9100,
@@ -66,9 +67,8 @@ def demo(
       homing demo
       homing demo --compare --json out.json
     """
-    _require_compare(measure, {"--json": out, "--seconds": seconds, "--trace": trace})
-    if limit is not None and trace is None:
-        raise typer.BadParameter("only together with --trace", param_hint="--limit")
+    _require("--compare", measure, {"--json": out, "--seconds": seconds, "--trace": trace})
+    _require("--trace", trace is not None, {"--limit": limit, "--model": model})
     if out is not None and not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"no directory {out.absolute().parent}", param_hint="--json")
     shape = FleetShape(speed=speed, seed=seed)
@@ -76,7 +76,8 @@ def demo(
         if not measure:
             _play(shape, port, admin_port)
         else:
-            _measure(_trace_plan(shape, trace, limit, seconds) if trace else _chat_plan(shape, seconds), out)
+            plan = _trace_plan(shape, trace, limit, seconds, model) if trace else _chat_plan(shape, seconds)
+            _measure(plan, out)
     except Interrupted as stopped:
         # Ctrl-C is how the demo ends; cutting a measurement short is not its success.
         raise typer.Exit(0 if not measure and stopped.number == signal.SIGINT else 128 + stopped.number) from None
@@ -85,10 +86,10 @@ def demo(
         raise typer.Exit(1) from None
 
 
-def _require_compare(measure: bool, options: dict[str, object]) -> None:
+def _require(wanted: str, given: bool, options: dict[str, object]) -> None:
     for flag, value in options.items():
-        if value is not None and not measure:
-            raise typer.BadParameter("only together with --compare", param_hint=flag)
+        if value is not None and not given:
+            raise typer.BadParameter(f"only together with {wanted}", param_hint=flag)
 
 
 def _play(shape: FleetShape, port: int, admin_port: int) -> None:
@@ -131,9 +132,11 @@ def _chat_plan(shape: FleetShape, seconds: float | None) -> Plan:
     return Plan(chat_workload(shape.seed, chats).at_speed(shape.speed), shape, shape.seed, seconds, CHAT_TIMEOUT_S)
 
 
-def _trace_plan(shape: FleetShape, trace: Path, limit: int | None, seconds: float | None) -> Plan:
+def _trace_plan(
+    shape: FleetShape, trace: Path, limit: int | None, seconds: float | None, model: str | None = None
+) -> Plan:
     shape = replace(shape, blocks=TRACE_BLOCKS)
-    workload = trace_workload(read(trace, limit), shape.seed, _bytes_per_token(shape)).at_speed(shape.speed)
+    workload = trace_workload(read(trace, limit, model), shape.seed, _bytes_per_token(shape)).at_speed(shape.speed)
     return Plan(workload, shape, shape.seed, seconds, TRACE_TIMEOUT_S)
 
 

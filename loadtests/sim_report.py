@@ -1,8 +1,7 @@
-"""Rows of simulated runs as a table and as a drawing. It computes nothing that is not in the rows."""
+"""Rows of simulated runs as a table. It computes nothing that is not in the rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,10 +14,6 @@ SAME = 0.005
 """Goodputs that differ by no more than this count as one when the knee is looked for: 10 requests of 2,000."""
 
 ENOUGH_SEEDS = 5
-
-
-class NoPlotError(RuntimeError):
-    """There is nothing to draw with."""
 
 
 Take = Callable[[Row], float]
@@ -38,6 +33,9 @@ FIGURES: dict[str, tuple[Take, float, int]] = {
 VERDICTS = ("goodput %", "TTFT mean s", "TTFT p99 s")
 """By which arms are compared."""
 
+KNEE = ("goodput %", "TTFT p99 s")
+"""By which the knee is found."""
+
 
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """The rows of each arm, in the order in which arms first come."""
@@ -47,26 +45,43 @@ def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return arms
 
 
-def knee(rows: Iterable[Row]) -> str:
-    """The arm with the most goodput; of those that are as good within SAME, the one with the least TTFT p99."""
+def knee(rows: Iterable[Row]) -> str | None:
+    """The arm with the most goodput; of those that are as good within SAME, the one with the least TTFT p99. None where
+    it is no other than each of the others in both: their ranges over seeds overlap."""
     arms = by_arm(rows)
-    goodput = {arm: _of(own, "goodput %").median for arm, own in arms.items()}
+    goodput = {arm: of(own, "goodput %").median for arm, own in arms.items()}
     best = max(goodput.values())
     near = [arm for arm in arms if goodput[arm] >= best - SAME]
-    return min(near, key=lambda arm: _of(arms[arm], "TTFT p99 s").median)
+    found = min(near, key=lambda arm: of(arms[arm], "TTFT p99 s").median)
+    alike = (_overlap(of(own, name) for own in (arms[found], arms[arm])) for arm in arms for name in KNEE)
+    return None if all(alike) else found
+
+
+def setting_of(rows: Sequence[Row]) -> str:
+    """The setting whose values are the arms; empty where they are policies."""
+    return rows[0].key.arm.rpartition("=")[0]
+
+
+def work_of(rows: Sequence[Row]) -> str:
+    """On what they were run, how often, and what of: one line for a heading."""
+    first, setting = rows[0], setting_of(rows)
+    of_what = f"routing.{setting.removeprefix('routing.')} on " if setting else ""
+    return f"{of_what}{first.key.workload}: {first.requests} requests, {first.key.rate:.2f} a second; {_repeats(rows)}"
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:
     """Arms as rows: median [least, most] over seeds; the knee marked where there are several."""
     arms = by_arm(rows)
-    marked = knee(rows) if len(arms) > 1 else None
+    marked = knee(rows)
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    setting = rows[0].key.arm.rpartition("=")[0]
+    setting = setting_of(rows)
     for name in ("value" if setting else "arm", "ok", "fail", *FIGURES):
-        grid.add_column("\n".join(name.split()), justify="right", no_wrap=True)
+        grid.add_column("\n".join(name.split()), justify="right", no_wrap=name in {"value", "arm", "ok", "fail"})
     for arm, own in arms.items():
         counts = (str(sum(row.requests - row.errors for row in own)), str(sum(row.errors for row in own)))
-        figures = [_of(own, name).text(scale, digits) for name, (_, scale, digits) in FIGURES.items()]
+        figures = [
+            of(own, name).text(scale, digits).replace(" [", "\n[") for name, (_, scale, digits) in FIGURES.items()
+        ]
         name = arm.removeprefix(f"{setting}=")
         grid.add_row(f"* {name}" if arm == marked else name, *counts, *figures)
     console.print(grid)
@@ -76,49 +91,31 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 
 def notes(rows: Sequence[Row], marked: str | None) -> list[str]:
     """What a reader must know beside the table."""
-    first, slo, arms = rows[0], Slo(), by_arm(rows)
-    seeds = len({row.key.seed for row in rows})
-    setting = first.key.arm.rpartition("=")[0]
+    first, slo, arms, setting = rows[0], Slo(), by_arm(rows), setting_of(rows)
     lines = [
         *([f"Values of routing.{setting.removeprefix('routing.')}."] if setting else []),
         f"{first.key.workload}: {first.requests} requests, {first.key.rate:.2f} a second. "
         f"Hit ratio of one infinite cache: {first.ceiling:.1%}.",
         f"Goodput: TTFT <= {slo.ttft_s:g} s + {slo.ttft_s_per_1k_prompt_tokens * 1_000:g} ms per 1,000 prompt tokens, "
         f"TPOT <= {slo.tpot_s * 1_000:g} ms.",
-        f"{seeds} repeat{'' if seeds == 1 else 's'}" + (": indicative." if seeds < ENOUGH_SEEDS else "."),
+        f"{_repeats(rows)}.",
     ]
     lines.append("reach.: what the best replica was believed to have. max/mean: of the tokens that replicas computed.")
     if marked is not None:
         lines.append(f"* the knee: most goodput, and of those within {SAME:.1%} of it the least TTFT p99.")
-        alike = [name for name in VERDICTS if _overlap([_of(own, name) for own in arms.values()])]
+    if len(arms) > 1:
+        alike = [name for name in VERDICTS if _overlap([of(own, name) for own in arms.values()])]
         lines += [f"{name}: no difference (the ranges overlap)." for name in alike]
     return lines
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Hit ratio against TTFT p99 and against goodput, a point for each arm, the knee ringed.
-
-    Raises NoPlotError without matplotlib, OSError when the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise NoPlotError("--plot takes matplotlib, which is not installed") from None
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    marked = knee(rows)
-    for axes, name in zip(figure.subplots(1, 2), ("TTFT p99 s", "goodput %"), strict=True):
-        for arm, own in by_arm(rows).items():
-            x, y = _of(own, "hit %").median * 100, _of(own, name).median * FIGURES[name][1]
-            axes.plot([x], [y], "o", color="tab:blue")
-            axes.annotate(arm.rpartition("=")[2], (x, y), textcoords="offset points", xytext=(6, 4))
-            if arm == marked:
-                axes.plot([x], [y], "o", color="tab:red", markersize=14, fillstyle="none")
-        axes.set_xlabel("hit %")
-        axes.set_ylabel(name)
-    figure.savefig(path)
+def _repeats(rows: Iterable[Row]) -> str:
+    seeds = len({row.key.seed for row in rows})
+    return f"{seeds} repeat{'' if seeds == 1 else 's'}" + (": indicative" if seeds < ENOUGH_SEEDS else "")
 
 
-def _of(rows: Iterable[Row], name: str) -> Spread:
+def of(rows: Iterable[Row], name: str) -> Spread:
+    """A figure's spread over seeds, in the rows' own unit."""
     take = FIGURES[name][0]
     return spread(take(row) for row in rows)
 

@@ -8,13 +8,14 @@ for a wrong flag), never in a traceback.
 import os
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from loadtests import sim_around, sim_events, sim_report
+from loadtests import sim_around, sim_events, sim_plot, sim_report
 from loadtests.plays import Play
 from loadtests.plays_made import WORKLOADS
 from loadtests.sim_around import Moment
@@ -26,9 +27,10 @@ from loadtests.trace_plays import trace_play
 from loadtests.traces import TraceError, TraceRequest, read
 from replica.profiles import PROFILES
 from router import render
-from router.config import Config
+from router.config import Config, tree
 from router.diagnostics import ConfigError
 from router.loading import load, variable
+from router.settings import Setting, title, walk
 
 WORKLOAD_REQUESTS = 2_000
 PLAIN_WIDTH = 160  # Of a table in a file or a pipe: its ranges fit.
@@ -40,7 +42,14 @@ def run(
         Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="A trace in Mooncake's format, or:")
     ] = None,
     workload: Annotated[str | None, typer.Option(help=f"{', '.join(WORKLOADS)}.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second; without: the trace's own.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Requests a second; a trace is sped up or slowed down to it.",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of a trace for several: whose requests.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="How many; without: 2,000, or all of a trace.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 8,
     profile: Annotated[str, typer.Option(help=f"{', '.join(PROFILES)}.")] = "llama3-8b-h100",
@@ -59,7 +68,10 @@ def run(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Repeats, each with other arrivals and homes.")] = 1,
     out: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Append a line for each run.")] = None,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it (takes matplotlib).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw it, as .png, .svg, ..."),
+    ] = None,
 ) -> None:
     """Simulate a fleet behind this configuration: no socket, no GPU, seconds instead of hours.
 
@@ -73,23 +85,25 @@ def run(
     """
     _check(trace, workload, rate, profile)
     try:
+        if plot is not None:
+            sim_plot.require(plot)
         shares, gossip = _shares(routers), GossipPlan(dead=True) if news == "dead" else GossipPlan(every_s=float(news))
         events = sim_events.read(event or (), replicas, len(shares))
-        work = _Work(workload, rate, requests, None if trace is None else read(trace, requests))
+        work = _Work(workload, rate, requests, None if trace is None else read(trace, requests, model))
         arms = {name: _routers(each, shares, gossip) for name, each in _arms(config, sweep).items()}
         rows, moments = _run(work, FleetPlan(profile, (1.0,) * replicas), arms, seeds, events, out)
         console = Console() if Console().is_terminal else Console(width=PLAIN_WIDTH)
         sim_report.show(console, rows)
         _show_events(console, events, moments)
         if plot is not None:
-            sim_report.draw(rows, plot)
+            sim_plot.draw(rows, plot)
     except sim_events.EventError as error:
         raise typer.BadParameter(str(error), param_hint="--event") from None
     except ConfigError as error:
         for problem in error.problems[: render.MAX_SHOWN]:
             print(render.problem_text(problem, render.is_colored(sys.stderr)), file=sys.stderr)
         raise typer.Exit(1) from None
-    except (TraceError, NothingAnsweredError, sim_report.NoPlotError, ValueError, OSError) as error:
+    except (TraceError, NothingAnsweredError, sim_plot.NoPlotError, ValueError, OSError) as error:
         print(f"homing simulate: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
@@ -130,8 +144,34 @@ def _arms(config: Path, sweep: str | None) -> dict[str, Config]:
     setting, equals, values = sweep.partition("=")
     if not equals or not all(values.split(",")):
         raise ValueError(f"--sweep takes SETTING=VALUE,VALUE,..., not {sweep!r}")
-    name = variable(("routing", *setting.removeprefix("routing.").split(".")))
-    return {f"{setting}={value}": load(config, {**os.environ, name: value}).config for value in values.split(",")}
+    _require_setting(setting)
+    load(config)  # What is wrong with the file itself is told as such.
+    return {f"{setting}={value}": _swept(config, setting, value) for value in values.split(",")}
+
+
+def _swept(config: Path, setting: str, value: str) -> Config:
+    """Raises ValueError, in terms of the flag and not of the variable that stands for it."""
+    path = ("routing", *setting.removeprefix("routing.").split("."))
+    try:
+        return load(config, {**os.environ, variable(path): value}).config
+    except ConfigError as error:
+        problem = error.problems[0]
+        hint = "" if problem.suggestion is None else f"; did you mean {problem.suggestion}?"
+        raise ValueError(f"--sweep {setting}={value}: {problem.message}{hint}") from None
+
+
+def _require_setting(setting: str) -> None:
+    """Raises ValueError for what is no setting of `routing`, with the nearest one."""
+    names = [
+        title(path).removeprefix("routing.")
+        for path, node in walk(tree())
+        if path[0] == "routing" and isinstance(node, Setting)
+    ]
+    if setting.removeprefix("routing.") not in names:
+        near = get_close_matches(setting, names, n=1)
+        raise ValueError(
+            f"--sweep: no setting `{setting}` in `routing`" + (f"; did you mean `{near[0]}`?" if near else "")
+        )
 
 
 def _shares(routers: str) -> tuple[float, ...]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from msgspec.structs import replace
+
 from loadtests.plays import Play
 from loadtests.plays_made import WORKLOADS
 from loadtests.simulation import FleetPlan
@@ -107,9 +109,7 @@ def agents(whole: Sequence[TraceRequest], seed: int, requests: int, sessions: in
 
 
 def _recast(request: TraceRequest, ids: tuple[int, ...], session: str) -> TraceRequest:
-    return TraceRequest(
-        request.timestamp, request.input_length, request.output_length, ids, session, request.turn, request.delay
-    )
+    return replace(request, hash_ids=ids, session_id=session)
 
 
 def search(kind: Kind, goodput: Callable[[float], float]) -> float:

@@ -1,6 +1,6 @@
 """Traces in Mooncake's format as plays.
 
-Each id is a text of 512 tokens, the last of a prompt cut. Two things that a trace leaves open are filled in:
+Each id is a text of a block's tokens, the last of a prompt cut. Two things that a trace leaves open are filled in:
 
 - Arrivals on Mooncake's 3-second tick are drawn anew inside their tick, seeded, in the order of the trace.
 - A trace does not say what was answered. Where a later request goes on from a whole prompt (it begins with all of its
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from loadtests.plays import Names, Part, Play, Text, cut
-from loadtests.traces import BLOCK_TOKENS, TICK_MS, TraceRequest, ticks
+from loadtests.traces import TICK_MS, TraceRequest, ticks
 
 
 def trace_play(name: str, requests: Sequence[TraceRequest], seed: int, stagger_s: float | None = None) -> Play:
@@ -53,7 +53,7 @@ def follow_ups(requests: Sequence[TraceRequest]) -> dict[int, int]:
     found: dict[int, int] = {}
     went_on: dict[int, set[int]] = {}
     for number, request in enumerate(requests):
-        full = request.input_length // BLOCK_TOKENS
+        full = request.input_length // request.block_size
         for block, following in pairwise(request.hash_ids):
             first = ends.get(block)
             if first is not None:
@@ -88,7 +88,7 @@ def _texts(requests: Sequence[TraceRequest], after: dict[int, int]) -> dict[int,
     texts: dict[int, list[Text]] = {}
     for number in reversed(range(len(requests))):
         request = requests[number]
-        whole = [Text(block, BLOCK_TOKENS) for block in request.hash_ids]
+        whole = [Text(block, request.block_size) for block in request.hash_ids]
         texts[number] = cut(texts[after[number]] if number in after else whole, request.input_length)
     return texts
 

@@ -2,15 +2,17 @@
 
 One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), `hash_ids` (one per 512-token
 block of the prompt, the last one may be partial; equal ids mean equal text with equal text before it), and for
-sessions `session_id`, `turn` and `delay` (think time, s). Format: kvcache-ai/Mooncake, FAST25 release.
+sessions `session_id`, `turn` and `delay` (think time, s). Format: kvcache-ai/Mooncake, FAST25 release. `homing record`
+adds `block_size`, the tokens of a block where it is not 512, and `model`; what else is in a line is not read.
 
 A trace holds no text. Here each id has one text, made from the id and a seed alone, so equal ids give equal text in
 every request and every run. Nothing is sent and no clock is read here.
 """
 
 import random
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +33,8 @@ class TraceError(ValueError):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line. `timestamp` in ms, lengths in tokens, `delay` in seconds after the session's previous answer."""
+    """One line. `timestamp` in ms, lengths in tokens, `delay` in seconds after the session's previous answer,
+    `block_size` in tokens."""
 
     timestamp: _Time
     input_length: _Count
@@ -40,10 +43,12 @@ class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     session_id: str | None = None
     turn: int | None = None
     delay: _Time = 0
+    block_size: _Count = BLOCK_TOKENS
+    model: str | None = None
 
 
 class BlockTexts:
-    """The text of each hash id: `BLOCK_TOKENS * bytes_per_token` bytes, made once and shared by every prompt."""
+    """The text of each hash id: `block_size * bytes_per_token` bytes, made once and shared by every prompt."""
 
     def __init__(self, seed: int, bytes_per_token: float = BYTES_PER_TOKEN) -> None:
         self._seed = seed
@@ -52,36 +57,37 @@ class BlockTexts:
 
     def prompt(self, request: TraceRequest) -> tuple[str, ...]:
         """The prompt in parts, one per block; the last is cut so that the whole has `input_length` tokens."""
-        parts = [self._text(hash_id) for hash_id in request.hash_ids]
-        last_tokens = request.input_length - BLOCK_TOKENS * (len(parts) - 1)
+        parts = [self._text(hash_id, request.block_size) for hash_id in request.hash_ids]
+        last_tokens = request.input_length - request.block_size * (len(parts) - 1)
         parts[-1] = parts[-1][: round(last_tokens * self._bytes_per_token)]
         return tuple(parts)
 
-    def _text(self, hash_id: int) -> str:
+    def _text(self, hash_id: int, tokens: int) -> str:
         text = self._texts.get(hash_id)
         if text is None:
             # A string seeds Random by its SHA-512: stable over processes and versions, and near ids are unrelated.
             rng = random.Random(f"{self._seed}:{hash_id}")
-            text = pseudo_text(rng, round(BLOCK_TOKENS * self._bytes_per_token))
+            text = pseudo_text(rng, round(tokens * self._bytes_per_token))
             self._texts[hash_id] = text
         return text
 
 
-def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """The first `limit` requests of the file (all without it).
+def read(path: Path, limit: int | None = None, model: str | None = None) -> list[TraceRequest]:
+    """The first `limit` requests of the file (all without it) that are for `model` (needed where there are several).
 
-    Raises OSError when the file cannot be read, TraceError when a line breaks the format or there is none.
+    Recorded requests stand in the order in which they ended; they are put into the order of their arrival. Sessions
+    stay as they stand. A last line that was not written to its end, as a recorder that was killed leaves it, is left
+    out, which is said on stderr.
+
+    Raises OSError when the file cannot be read, TraceError when a line breaks the format, there is none, or they are
+    for several models.
     """
-    requests: list[TraceRequest] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if limit is not None and len(requests) == limit:
-                break
-            if line.strip():
-                requests.append(_decode(line, f"{path}:{number}"))
+    requests = list(_of(path, model, _lines(path)))
     if not requests:
-        raise TraceError(f"{path}: no request in this trace")
-    return requests
+        raise TraceError(f"{path}: no request in this trace" + (f" for the model {model}" if model else ""))
+    if all(request.session_id is None for request in requests):
+        requests.sort(key=lambda request: request.timestamp)
+    return requests[:limit]
 
 
 def write(path: Path, requests: Iterable[TraceRequest]) -> None:
@@ -131,12 +137,40 @@ def trace_workload(requests: Sequence[TraceRequest], seed: int, bytes_per_token:
     )
 
 
+def _lines(path: Path) -> Iterator[TraceRequest]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield _decode(line, f"{path}:{number}")
+            except TraceError:
+                if line.endswith(b"\n"):
+                    raise
+                print(f"{path}:{number}: the last line breaks off and is left out", file=sys.stderr)
+
+
+def _of(path: Path, model: str | None, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """Those for the model; all of them are for one where none was named."""
+    sizes: dict[int, int] = {}
+    first: TraceRequest | None = None
+    for request in requests:
+        if model is not None and request.model != model:
+            continue
+        first = first or request
+        if request.model != first.model:
+            raise TraceError(f"{path}: requests for {first.model} and {request.model}: choose one, with --model")
+        for block in request.hash_ids:
+            if sizes.setdefault(block, request.block_size) != request.block_size:
+                raise TraceError(f"{path}: block {block} has {sizes[block]} tokens and {request.block_size}")
+        yield request
+
+
 def _decode(line: bytes, where: str) -> TraceRequest:
     try:
         request = msgspec.json.decode(line, type=TraceRequest)
     except msgspec.DecodeError as error:
         raise TraceError(f"{where}: {error}") from error
-    blocks = -(-request.input_length // BLOCK_TOKENS)
+    blocks = -(-request.input_length // request.block_size)
     if blocks != len(request.hash_ids):
         raise TraceError(
             f"{where}: input_length {request.input_length} makes {blocks} blocks, hash_ids has {len(request.hash_ids)}"

@@ -16,20 +16,20 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version as installed
 from random import Random
-from urllib.parse import urlsplit
 
 import msgspec
 
+from router import parts
 from router.admin import lag
 from router.admin.requestlog import RequestLog
-from router.config import Config, ReplicaConfig, validate
+from router.config import Config
 from router.core.budget import RetryBudget
 from router.core.fleet import Fleet
 from router.core.member import Transition
 from router.core.peers import PeerId
-from router.core.prompt import NO_SECRET
 from router.core.record import Record
-from router.core.types import ReplicaId, State
+from router.core.trace import trace
+from router.core.types import Ask, ReplicaId, State
 from router.gossip import messages
 from router.gossip.channel import Channel
 from router.gossip.messages import (
@@ -52,18 +52,18 @@ from router.gossip.messages import (
     Summarise,
     Summarised,
     Summary,
+    Traces,
+    Tracing,
 )
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
 from router.gossip.tap import Tap
 from router.handshakes import Trust
 from router.proxy import tcp
-from router.proxy.bounds import Bounds, Times
 from router.proxy.clients import Clients
 from router.proxy.context import Proxy
 from router.proxy.entrance import Entrance
 from router.proxy.explaining import explain
-from router.proxy.openai import Asker
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
 from router.tls import Pems, for_clients, for_replicas
@@ -108,7 +108,7 @@ class Worker:
         self.proxy = Proxy(
             loop,
             self.fleet,
-            _asker(config, root),
+            parts.asker(config, root),
             self.pools,
             self.waiting,
             Random(),
@@ -116,8 +116,8 @@ class Worker:
             self._unreachable,
             self._ejected,
             RetryBudget(config.retry.budget),
-            _bounds(config),
-            _times(config),
+            parts.bounds(config),
+            parts.times(config),
             installed("homing"),
             frozenset(config.proxy.allow_paths),
             config.retry.max_refusals,
@@ -156,12 +156,11 @@ class Worker:
                 self._take_all(message.members)
             case Drain():
                 self.drain(message.accept, message.idle, message.timeout)
-            case Report():
-                self._report(message.serial)
-            case Explain():
-                told = explain(self.proxy, message.path, message.body)
-                self._channel.send(Explained(message.serial, msgspec.json.encode(told)), must=True)
-            case Applied() | Records() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
+            case Report() | Explain():
+                self._answer(message)
+            case Tracing():
+                self._reporter.tracing = message.on
+            case Applied() | Records() | Traces() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
             case Batch() | Summary() | Summarise():
                 self._news.take(message)
@@ -170,19 +169,19 @@ class Worker:
 
     def _adjust(self, settings: Settings) -> None:
         """Take another configuration; what needs a restart is as it was."""
-        config, old = configuration(settings), self._config
+        config, old = parts.configuration(settings), self._config
         self._config = config
         if config.log.level != old.log.level:
             logging.getLogger().setLevel(config.log.level.upper())
         self.fleet.adjust(None if config.routing == old.routing else config.routing.make(), config.fleet_settings())
         self.waiting.adjust(config.routing.queue.max_requests, config.routing.queue.max_seconds)
         proxy = self.proxy
-        proxy.asker = _asker(config, settings.root)
+        proxy.asker = parts.asker(config, settings.root)
         proxy.allow_paths = frozenset(config.proxy.allow_paths)
         proxy.half_close = config.proxy.half_close
         proxy.max_refusals = config.retry.max_refusals
         proxy.budget.share = config.retry.budget
-        proxy.bounds, proxy.times = _bounds(config), _times(config)
+        proxy.bounds, proxy.times = parts.bounds(config), parts.times(config)
         self.clients.adjust()
         proxy.token = settings.token.encode() if settings.token else None
         self._secure(config.tls, Pems(*settings.pems))
@@ -215,6 +214,13 @@ class Worker:
         if member.id not in self._leaving:
             fleet.mark(member.id, member.state, member.reason, now)
 
+    def _answer(self, question: Report | Explain) -> None:
+        if isinstance(question, Report):
+            self._report(question.serial)
+        else:
+            told = explain(self.proxy, question.path, question.body)
+            self._channel.send(Explained(question.serial, msgspec.json.encode(told)), must=True)
+
     def _report(self, serial: int) -> None:
         """Tell everything, so that a scrape counts what has ended before it."""
         self._reporter.flush()
@@ -231,8 +237,10 @@ class Worker:
 
     # What the data plane tells.
 
-    def _describe(self, record: Record) -> None:
-        """One record feeds the metrics and the log line."""
+    def _describe(self, record: Record, ask: Ask) -> None:
+        """One record feeds the metrics and the log line, and a recording of the traffic where there is one."""
+        if self._reporter.tracing:
+            self._reporter.trace(trace(ask, record, time.monotonic()))
         self._reporter.record(record)
         if self._log is not None:
             self._log.record(record)
@@ -276,7 +284,7 @@ class Worker:
         for name, each in wanted.items():
             self._leaving.discard(name)
             self.fleet.replica(name).respec(each.spec())
-            self._connect(name, _address(each), config.timeouts.connect)
+            self._connect(name, parts.address(each), config.timeouts.connect)
         self._let_go()
 
     def _connect(self, replica: ReplicaId, address: Address, timeout: float) -> None:
@@ -369,32 +377,3 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.closed.wait(), GOODBYE)
         self.stopped.set()
-
-
-def _asker(config: Config, root: bytes | None) -> Asker:
-    return Asker(config.routing.prefix_block, config.tools_first(), root or NO_SECRET)
-
-
-def _bounds(config: Config) -> Bounds:
-    limits = config.limits
-    return Bounds(limits.body, limits.head, limits.buffered, limits.connections)
-
-
-def _times(config: Config) -> Times:
-    times = config.timeouts
-    return Times(times.head, times.body, times.keep_alive, times.first_byte, times.idle, times.request, times.handshake)
-
-
-def configuration(settings: Settings) -> Config:
-    """The supervisor has checked them."""
-    config = validate(settings.values)
-    if not isinstance(config, Config):
-        raise TypeError(f"the supervisor sent settings that are none: {config}")
-    return config
-
-
-def _address(replica: ReplicaConfig) -> Address:
-    url = urlsplit(replica.url)
-    assert url.hostname is not None
-    base, secure = url.path.rstrip("/").encode(), url.scheme == "https"
-    return Address(url.hostname, url.port or (443 if secure else 80), base, url.netloc.encode(), secure)

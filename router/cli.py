@@ -39,6 +39,7 @@ COMMANDS = {
     "drain": Command("router.remote:drain", "Let a replica of a running router get nothing new."),
     "undrain": Command("router.remote:undrain", "Let a drained replica take part again."),
     "reload": Command("router.remote:reload", "Have a running router read its configuration again."),
+    "record": Command("router.recorder:record", "Write a running router's traffic as a trace without text."),
     "version": Command("router.version:version", "Print the version."),
 }
 

@@ -24,6 +24,7 @@ from router.admin import api, checks
 from router.admin.build import build
 from router.admin.checks import Check
 from router.admin.metrics import Metrics, Setup, Sources
+from router.admin.recording import Lines, Recording
 from router.admin.shared import Operations
 from router.admin.tally import Tally
 from router.certificates import expiries
@@ -156,7 +157,9 @@ class Control:
         self.crew.hub.close()
 
     async def close_admin(self) -> None:
-        """Answer no more on the admin port."""
+        """Answer no more on the admin port. Who records is told that this is the end."""
+        if self.crew.recording is not None:
+            self.crew.recording.end()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -187,6 +190,25 @@ class Control:
         member = self.fleet.replica(replica)
         log.info("replica %s: %s by an operator", replica, "drained" if drained else "undrained")
         return {"replica": replica, "state": member.state, "requests": member.whole.requests}
+
+    def record(self) -> Recording | None:
+        if self.crew.recording is not None and not self.crew.recording.ended:
+            return None
+        config, now = self.config, time.monotonic()
+        lines = Lines(config.routing.prefix_block, config.limits.index_blocks, self.crew.snapshot.tokens_per_byte, now)
+        recording = Recording(lines, now)
+        self.crew.record(recording)
+        log.info("an operator records the traffic")
+        return recording
+
+    def recorded(self, recording: Recording) -> None:
+        recording.end()
+        self.crew.stop_recording()
+        log.info("the recording has ended: %d requests, %d dropped", recording.recorded, recording.dropped)
+
+    @property
+    def recording(self) -> Recording | None:
+        return self.crew.recording
 
     async def reload(self) -> tuple[bool, dict[str, Any]]:
         async with self._reloading:  # Two at a time would compare with the same old one.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from router.admin.recording import Recording
 from router.admin.reports import Report, Reports
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
@@ -47,6 +48,8 @@ from router.gossip.messages import (
     Summarise,
     Summarised,
     Summary,
+    Traces,
+    Tracing,
 )
 from router.gossip.seal import root_key
 from router.gossip.snapshot import Snapshot, pause
@@ -104,6 +107,7 @@ class Crew:
         self.snapshot = Snapshot()
         self.reports = Reports()
         self.serving: set[PeerId] = set()
+        self.recording: Recording | None = None
         self.has_served = False
         self._silent: dict[PeerId, int] = {}
         self._began = asyncio.Event()
@@ -125,6 +129,8 @@ class Crew:
                 self.hub.send(peer, Full(replica.id, replica.full_until - now), must=True)
         for told in self.snapshot.messages():
             self.hub.send(peer, told, must=True)
+        if self.recording is not None and not self.recording.ended:
+            self.hub.send(peer, Tracing(True), must=True)
         return lost
 
     def watch(self) -> None:
@@ -162,6 +168,15 @@ class Crew:
         # Who was removed is new if it comes again: workers that had let go of it know nothing of it.
         self._told = {replica.id: (replica.state, replica.models) for replica in self._fleet.replicas}
         return await self._answered(serial, asked, PATIENCE)
+
+    def record(self, recording: Recording) -> None:
+        """Have all of them tell of their requests, until it has ended and `stop_recording` is called."""
+        self.recording = recording
+        self.hub.broadcast(Tracing(True), must=True)
+
+    def stop_recording(self) -> None:
+        """Nobody records any more; how the last recording stands can still be asked for."""
+        self.hub.broadcast(Tracing(False), must=True)
 
     def drain(self, order: Drain) -> None:
         """Have all of them stop."""
@@ -246,7 +261,7 @@ class Crew:
     def _heard(self, peer: PeerId, message: AnyMessage) -> None:
         self._silent[peer] = 0
         match message:
-            case Records():
+            case Records() | Traces():
                 self._count(message)
             case Shadowed():
                 self.shadowing.take(peer, message)
@@ -254,19 +269,26 @@ class Crew:
                 self._answer(peer, message)
             case Refused():
                 self._refused(message.replica)
-            case Settings() | Members() | Drain() | messages.Report() | Explain() | Batch() | Summarise() | Summary():
+            case (
+                Settings() | Members() | Drain() | messages.Report() | Tracing()
+                | Explain() | Batch() | Summarise() | Summary()
+            ):  # fmt: skip
                 log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
             case _:
                 self._news(peer, message)
                 if self.link is not None:
                     self.link.take(peer, message)
 
-    def _count(self, message: Records) -> None:
-        for row in message.records:
-            self._tally.record(messages.record(row))
-        for lag in message.lags:
-            self._tally.lag.observe(lag)
-        self._tally.handshakes.update(message.handshakes)
+    def _count(self, told: Records | Traces) -> None:
+        """Requests that have ended."""
+        if isinstance(told, Records):
+            for row in told.records:
+                self._tally.record(messages.record(row))
+            for lag in told.lags:
+                self._tally.lag.observe(lag)
+            self._tally.handshakes.update(told.handshakes)
+        elif self.recording is not None and not self.recording.ended:
+            self.recording.take(map(messages.trace, told.traces), told.left_out)
 
     def _news(self, peer: PeerId, message: Shared) -> None:
         """What workers tell one another. Beliefs are their own: the hub has passed them on."""

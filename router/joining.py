@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import uvloop
 
+from router import parts
 from router.admin import requestlog
-from router.app import Worker, configuration
+from router.app import Worker
 from router.gossip.channel import Channel
 from router.gossip.messages import AnyMessage, Applied, Codec, Drain, Members, Settings
 from router.sockets import close_others
@@ -75,7 +76,7 @@ async def join(line: socket.socket, clients: Sequence[socket.socket]) -> Worker:
     settings = await joining.settings
     worker = Worker(
         loop,
-        configuration(settings),
+        parts.configuration(settings),
         settings.token,
         Pems(*settings.pems),
         settings.root,

@@ -24,8 +24,8 @@ class AdminConfig(Model):
     token_file: Annotated[
         str | None,
         About(
-            "File with the token that whoever changes something brings (reload, drain, undrain), or has a live request "
-            "explained; null: nobody can. A relative path begins in this file's directory.",
+            "File with the token that whoever changes something brings (reload, drain, undrain), or records, or has a "
+            "live request explained; null: nobody can. A relative path begins in this file's directory.",
         ),
     ] = None
     mutations: Annotated[

@@ -2,40 +2,20 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
-from json import loads as decode
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any
 
-import aiohttp
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from router.asking import INVALID, URL, Admin, Answer, TokenFile, ask, complain, good, token_of, told_of
+
 WIDTH = 4096
 """Columns of what is printed, so that no cell is ever cut: a pipe has no width, and a terminal breaks lines itself."""
 
-UNREACHABLE = 4
-"""Exit code when the admin port does not answer (UX R5)."""
-
-TIMEOUT = 10.0
-"""Seconds for one answer of the admin port, which takes milliseconds."""
-
-INVALID = 1
-"""Exit code when the router refuses: a configuration that is not valid, a token that is not right."""
-
-URL = "http://127.0.0.1:9100"
-
-Admin = Annotated[str, typer.Option(help="The router's admin URL.", envvar="HOMING_ADMIN_URL")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the token of admin.token_file.", envvar="HOMING_ADMIN_TOKEN_FILE", metavar="FILE"),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 ReplicaName = Annotated[str, typer.Argument(help="The replica's id.", metavar="ID")]
-
-ROUTED = "x-homing-request-id"
-"""A header of all that the clients' port answers, and of nothing on the admin port."""
 
 STATUS_COLUMNS = ("replica", "state", "model", "since", "requests", "no token", "running", "waiting", "KV")
 
@@ -75,15 +55,15 @@ def explain(
     try:
         body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
-        _complain(f"{file}: cannot be read: {error.strerror}", 2)
-    answer = _good(asyncio.run(_ask("POST", admin, "/explain", {"path": path}, body)), "decision")
+        complain(f"{file}: cannot be read: {error.strerror}", 2)
+    answer = good(asyncio.run(ask("POST", admin, "/explain", {"path": path}, body)), "decision")
     why = answer.get("unexplained")
     if json:
         Console().print_json(data=answer)
     elif why is None:
         _print(answer)
     if why is not None:
-        _complain(f"not explained: {why}", INVALID)
+        complain(f"not explained: {why}", INVALID)
 
 
 def status(admin: Admin = URL, json: AsJson = False) -> None:
@@ -97,8 +77,8 @@ def status(admin: Admin = URL, json: AsJson = False) -> None:
 
       homing status --json --admin http://router:9100
     """
-    ready = asyncio.run(_ask("GET", admin, "/readyz"))
-    fleet = _good(asyncio.run(_ask("GET", admin, "/fleet")), "replicas", "workers", "policy")
+    ready = asyncio.run(ask("GET", admin, "/readyz"))
+    fleet = good(asyncio.run(ask("GET", admin, "/fleet")), "replicas", "workers", "policy")
     if json:
         Console().print_json(data={"ready": ready.status == 200, "why": ready.text, **fleet})
     else:
@@ -118,13 +98,13 @@ def reload(admin: Admin = URL, token_file: TokenFile = None) -> None:
 
       HOMING_ADMIN_TOKEN_FILE=token homing reload --admin http://router:9100
     """
-    answer = asyncio.run(_ask("POST", admin, "/reload", token=_token(token_file)))
+    answer = asyncio.run(ask("POST", admin, "/reload", token=token_of(token_file)))
     if answer.status == 422:
-        for found in _told(answer, "diagnostics")["diagnostics"]:
+        for found in told_of(answer, "diagnostics")["diagnostics"]:
             place = ":".join(str(part) for part in (found["file"], found["line"], found["column"]) if part is not None)
             print(f"{place}: {found['severity']}[{found['code']}]: {found['message']}", file=sys.stderr)  # noqa: T201
-        _complain("not reloaded: the configuration is not valid", INVALID)
-    told = _good(answer, "changed", "needs_restart")
+        complain("not reloaded: the configuration is not valid", INVALID)
+    told = good(answer, "changed", "needs_restart")
     for line in told["changed"] or ["nothing has changed"]:
         print(line)  # noqa: T201
     for line in told["needs_restart"]:
@@ -159,113 +139,9 @@ def undrain(replica: ReplicaName, admin: Admin = URL, token_file: TokenFile = No
 
 
 def _drain(path: str, replica: str, admin: str, token_file: Path | None) -> None:
-    answer = asyncio.run(_ask("POST", admin, path, {"replica": replica}, token=_token(token_file)))
-    told = _good(answer, "replica", "state", "requests")
+    answer = asyncio.run(ask("POST", admin, path, {"replica": replica}, token=token_of(token_file)))
+    told = good(answer, "replica", "state", "requests")
     print(f"{told['replica']} is {told['state']}, with {told['requests']} requests under way")  # noqa: T201
-
-
-class _Answer(NamedTuple):
-    """`routed`: it came by the clients' port, which passes on to a replica what it does not know."""
-
-    url: str
-    status: int
-    text: str
-    routed: bool
-
-    def json(self) -> Any:
-        return decode(self.text)
-
-
-async def _ask(
-    method: str, admin: str, path: str, query: Mapping[str, str] | None = None, body: bytes = b"", token: str = ""
-) -> _Answer:
-    url = admin.rstrip("/") + path
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.request(method, url, data=body or None, params=query) as answer,
-        ):
-            return _Answer(url, answer.status, await answer.text(), ROUTED in answer.headers)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        _unreachable(url, _why(error))
-
-
-def _why(error: Exception) -> str:
-    """One line of what went wrong with a connection."""
-    match error:
-        case TimeoutError():
-            return f"nothing within {TIMEOUT:g} s"
-        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return "that is no URL, as http://127.0.0.1:9100"
-        case aiohttp.ClientConnectorError():
-            return error.os_error.strerror or str(error)
-        case aiohttp.ClientResponseError():
-            return f"what answers speaks no HTTP: {error.message.splitlines()[0]}"
-        case _:
-            return str(error) or type(error).__name__
-
-
-def _good(answer: _Answer, *keys: str) -> Any:
-    """What a 200 says, a dictionary with these keys; any other ends the command with the router's own words."""
-    if answer.status != 200:
-        words = None if answer.routed else _words(answer)
-        if words is None:
-            _stranger(answer)
-        _complain(f"{answer.url} answers {answer.status}: {words}", INVALID)
-    return _told(answer, *keys)
-
-
-def _told(answer: _Answer, *keys: str) -> Any:
-    """The answer's dictionary. Ends the command when it has not these keys: that is no router."""
-    try:
-        told = answer.json()
-    except ValueError:
-        told = None
-    if not isinstance(told, dict) or not told.keys() >= set(keys):
-        _stranger(answer)
-    return told
-
-
-def _stranger(answer: _Answer) -> NoReturn:
-    """What answers is no admin port."""
-    if answer.routed:
-        where = "that is the port for clients; --admin is the one of `admin.listen`, 9100 by default"
-        _complain(f"{answer.url}: {where}", UNREACHABLE)
-    _unreachable(answer.url, f"what answers is something else, with status {answer.status}")
-
-
-def _unreachable(url: str, why: str) -> NoReturn:
-    _complain(f"{url}: no router answers ({why}). Is it running, and is --admin its admin URL?", UNREACHABLE)
-
-
-def _words(answer: _Answer) -> str | None:
-    """What an admin port says of an error: a message, and none of what errors of OpenAI's API have besides. None of
-    anything else."""
-    try:
-        error = answer.json()["error"]
-        return None if "type" in error else str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _token(file: Path | None) -> str:
-    """Without a file none is brought, and the router says what it wants."""
-    if file is None:
-        return ""
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        _complain(f"{file}: the token cannot be read: {error}", 2)
-    if not token.isprintable():
-        _complain(f"{file}: that is no token, which is one line", 2)
-    return token
-
-
-def _complain(text: str, code: int) -> NoReturn:
-    print(f"homing: {text}", file=sys.stderr)  # noqa: T201
-    raise SystemExit(code)
 
 
 def _print(answer: dict[str, Any]) -> None:
@@ -284,7 +160,7 @@ def _print(answer: dict[str, Any]) -> None:
     console.print("decision " + ", ".join(f"{name}: {value}" for name, value in decision.items() if value is not None))
 
 
-def _print_fleet(ready: _Answer, fleet: dict[str, Any]) -> None:
+def _print_fleet(ready: Answer, fleet: dict[str, Any]) -> None:
     console = Console(width=WIDTH)
     word = "ready" if ready.status == 200 else "not ready"
     console.print(f"router   {word}, {fleet['workers']} workers, policy {fleet['policy']}", highlight=False)

@@ -20,7 +20,7 @@ import yaml
 from router.app import Worker
 from router.control import Control
 from router.core.record import Record
-from router.core.types import State
+from router.core.types import Ask, State
 from router.joining import join
 from router.loading import Loaded, load
 from router.proxy.server import ClientConnection
@@ -179,9 +179,9 @@ def _listen_in(rig: Rig) -> None:
     proxy.rng = Random(1)
     describe = proxy.describe
 
-    def both(record: Record) -> None:
+    def both(record: Record, ask: Ask) -> None:
         rig.records.append(record)
-        describe(record)
+        describe(record, ask)
 
     proxy.describe = both
 

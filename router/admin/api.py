@@ -1,6 +1,7 @@
 """The admin port's handlers. A GET never changes anything; errors are JSON, probes answer in text as kubelets log it.
 
-What changes something (mutations: reload, drain, undrain) is a POST with `Authorization: Bearer` and the admin's token.
+What changes something (mutations: reload, drain, undrain, record) is a POST with `Authorization: Bearer` and the
+admin's token. POST /record answers with the traffic, as lines of a trace, for as long as it is read; one at a time.
 POST /explain reads a body as a client would send it and changes nothing: it needs no token, and its body is bounded in
 size and time, and read after the one before has been answered, since nobody else bounds how many are asked at once.
 What is told of load and counts is as fresh as the workers' answers, which are waited for, but not for long.
@@ -18,6 +19,7 @@ from aiohttp import web
 
 from router.admin.checks import Check, verdict
 from router.admin.metrics import Metrics
+from router.admin.recording import Recording
 from router.admin.report import fleet_report
 from router.admin.reports import Reports
 from router.core.fleet import Fleet
@@ -33,6 +35,13 @@ DEFAULT_PATH = "/v1/chat/completions"
 
 BODY_SECONDS = 10.0
 """Within which a body to explain must be here: 32 MiB over a line of 30 Mbit/s."""
+
+BEAT = 1.0
+"""Seconds after which a recording without traffic says that it goes on, by an empty line. So either side learns that
+the other is gone."""
+
+STALLED = 30.0
+"""Seconds that one who records may take nothing. He is gone, or stopped; nobody else can record meanwhile."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,6 +63,19 @@ class Router(Protocol):
 
     def drain(self, replica: ReplicaId, drained: bool) -> dict[str, Any] | None:
         """Let a replica get nothing new, or take part again; what became of it, None for one that is not known."""
+        ...
+
+    def record(self) -> Recording | None:
+        """Begin to record the traffic; None while somebody does."""
+        ...
+
+    def recorded(self, recording: Recording) -> None:
+        """It has ended, and costs nothing any more."""
+        ...
+
+    @property
+    def recording(self) -> Recording | None:
+        """The present or last one."""
         ...
 
 
@@ -109,6 +131,8 @@ PATHS = {
     "/reload": "POST, with the token: read the configuration again",
     "/drain": "POST, with the token: ?replica=ID gets nothing new",
     "/undrain": "POST, with the token: ?replica=ID takes part again",
+    "/record": "POST, with the token: the traffic as a trace without text, until you leave",
+    "/recording": "how the present or last recording stands, and what it left out (JSON)",
 }
 """What there is, for people. Never written to."""
 
@@ -122,6 +146,7 @@ def make(admin: Admin) -> web.Application:
         web.get("/", index), web.get("/livez", livez), web.get("/startupz", startupz), web.get("/readyz", readyz),
         web.get("/fleet", fleet), web.get("/metrics", metrics), web.post("/explain", explain),
         web.post("/reload", reload), web.post("/drain", drain), web.post("/undrain", undrain),
+        web.post("/record", record), web.get("/recording", recording),
     ])  # fmt: skip
     return app
 
@@ -200,6 +225,36 @@ async def drain(request: web.Request) -> web.Response:
 async def undrain(request: web.Request) -> web.Response:
     """Let a replica take part again."""
     return _drain(request, drained=False)
+
+
+async def recording(request: web.Request) -> web.Response:
+    """How the present or last recording stands."""
+    found = request.app[ADMIN].router.recording
+    return web.json_response({"running": False} if found is None else found.told())
+
+
+async def record(request: web.Request) -> web.StreamResponse:
+    """Requests from now on, each a line when it has ended, until the client leaves or the router stops."""
+    refusal = _refusal(request)
+    if refusal is not None:
+        return refusal
+    router = request.app[ADMIN].router
+    begun = router.record()
+    if begun is None:
+        return _error(HTTPStatus.CONFLICT, "somebody records already; one at a time")
+    response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+    try:
+        await response.prepare(request)
+        while (lines := await begun.read(BEAT)) is not None:
+            async with asyncio.timeout(STALLED):
+                await response.write(lines or b"\n")
+        await response.write_eof()
+    except (ConnectionError, TimeoutError):  # He is gone, or reads nothing: the end of it, as far as he is concerned.
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        router.recorded(begun)
+    return response
 
 
 def _drain(request: web.Request, drained: bool) -> web.Response:

@@ -15,6 +15,7 @@ from router.core.backlog import LearnedNews, Totals
 from router.core.lease import Settled
 from router.core.peers import ModelNews, RateNews
 from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
+from router.core.trace import LeftOut, Trace
 from router.core.types import Ask, EngineSample, Limit, Outcome, Reason, State
 
 TotalsRow = tuple[int, int, int, int, int, float, float, float]
@@ -36,6 +37,7 @@ RecordRow = tuple[
     str, str, str | None, bool, int, float, StagesRow, Reason | None, Sequence[AttemptRow], Sequence[Limit],
     int | None, int, float | None, float | None, str | None, Phase | None,
 ]  # fmt: skip
+TraceRow = tuple[float, str | None, Sequence[int], int, int, int | None, int | None, int | None, int]
 
 PromptRow = tuple[int, bytes, int, int | None, Mapping[int, int]]
 """Bytes, chain (`packed`), tail, exact tokens, answers, as an Ask has them."""
@@ -108,6 +110,12 @@ class Summarise(Message):
     replica: str
 
 
+class Tracing(Message):
+    """Somebody records the traffic (`on`), or does no more: tell `Traces` until then."""
+
+    on: bool
+
+
 class Explain(Message):
     """Where would a request with this path and body go?"""
 
@@ -141,6 +149,13 @@ class Shadowed(Message):
     asked: Sequence[AskedRow]
     started: Sequence[tuple[float, int]]
     ended: Sequence[EndedRow]
+
+
+class Traces(Message):
+    """While somebody records: requests that have ended, and how many of those that have are not among them."""
+
+    traces: Sequence[TraceRow]
+    left_out: Mapping[LeftOut, int]
 
 
 class Reported(Message):
@@ -258,8 +273,8 @@ class Batch(Message):
     news: Sequence[Fleetwide]
 
 
-Down = Settings | Members | Drain | Report | Explain | Summarise | Batch | Summary
-Up = Applied | Records | Shadowed | Reported | Explained | Summarised | Refused
+Down = Settings | Members | Drain | Report | Tracing | Explain | Summarise | Batch | Summary
+Up = Applied | Records | Traces | Shadowed | Reported | Explained | Summarised | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared
 
@@ -306,6 +321,11 @@ def ask(row: AskedRow) -> Ask:
     """What was asked."""
     _, _, _, model, streams, only, (size, chain, tail, tokens, answers) = row
     return Ask(model, unpacked(chain), tail, size, streams, tokens, answers, only)
+
+
+def trace(row: TraceRow) -> Trace:
+    """A recorded request."""
+    return Trace(*row)
 
 
 def totals(row: TotalsRow) -> Totals:

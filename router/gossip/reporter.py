@@ -1,6 +1,7 @@
 """A worker's records of finished requests and what else it counts, in batches, up to the supervisor.
 
-On a request's path: one append. What the supervisor does not take is dropped and counted by the channel.
+On a request's path: one append, and another while somebody records the traffic. What the supervisor does not take is
+dropped and counted by the channel.
 """
 
 import asyncio
@@ -8,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from router.core.record import HandshakeError, Record
-from router.gossip.messages import Message, Records
+from router.core.trace import LeftOut, Trace
+from router.gossip.messages import Message, Records, Traces
 
 PERIOD = 0.1
 """Seconds that a record waits at most."""
@@ -18,14 +20,17 @@ BATCH = 256
 
 
 class Reporter:
-    """`send` takes a message and never waits."""
+    """`send` takes a message and never waits. While `tracing`, requests are told to be recorded, too."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Message], None]) -> None:
         self._loop, self._send = loop, send
         self._records: list[Record] = []
         self._lags: list[float] = []
         self._handshakes: Counter[HandshakeError] = Counter()
+        self._traces: list[Trace] = []
+        self._left_out: Counter[LeftOut] = Counter()
         self._timer: asyncio.TimerHandle | None = None
+        self.tracing = False
 
     def record(self, record: Record) -> None:
         """Take a finished request."""
@@ -33,6 +38,13 @@ class Reporter:
         records.append(record)
         if self._timer is None or len(records) >= BATCH:
             self._soon()
+
+    def trace(self, trace: Trace | LeftOut) -> None:
+        """Take what a recording keeps of a finished request. Its record comes next, and with it the time to send."""
+        if isinstance(trace, LeftOut):
+            self._left_out[trace] += 1
+        else:
+            self._traces.append(trace)
 
     def lag(self, seconds: float) -> None:
         """Take how late a timer fired."""
@@ -49,6 +61,10 @@ class Reporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._traces or self._left_out:
+            traces, self._traces = self._traces, []
+            left_out, self._left_out = self._left_out, Counter()
+            self._send(Traces(traces, left_out))
         if self._records or self._lags or self._handshakes:
             records, self._records = self._records, []
             lags, self._lags = self._lags, []

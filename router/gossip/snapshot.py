@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from router.core import backlog
 from router.core.peers import PeerId
 from router.core.types import ReplicaId
 from router.gossip.messages import Learned, Message, Summary
@@ -50,6 +51,13 @@ class Snapshot:
     def messages(self) -> list[Message]:
         """What a worker that joins is told."""
         return [*self.summaries.values(), *([] if self.learned is None else [self.learned])]
+
+    def tokens_per_byte(self, model: str | None) -> float:
+        """What was learned of a model's prompts; what one begins with, where nothing was told yet."""
+        rows = () if self.learned is None else self.learned.models
+        told = next((row[3] for row in rows if row[0] == model), None)
+        tokens, size = backlog.Learned().told()[4:] if told is None else told[4:]
+        return tokens / size
 
     @property
     def hashes(self) -> int:

@@ -79,12 +79,12 @@ class Client(Protocol):
 class Proxy:
     """One worker's data plane.
 
-    `describe` takes each finished request's record, `unreachable` the id of a replica that refused a connection,
-    `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may have been
-    done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may have a live
-    request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are held;
-    with `half_close` a client that has closed its writing side is still there. `tap` is told of each send once it is
-    out, while a shadow is wanted; it only notes.
+    `describe` takes each finished request's record and its ask, `unreachable` the id of a replica that refused a
+    connection, `ejected` the change of state of one that failed too often; `budget` bounds sends again of work that may
+    have been done, over all requests, `max_refusals` those of work that was not, for each; who knows the `token` may
+    have a live request's route explained, without one nobody may. `buffered` counts the bytes of the bodies that are
+    held; with `half_close` a client that has closed its writing side is still there. `tap` is told of each send once it
+    is out, while a shadow is wanted; it only notes.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -93,7 +93,7 @@ class Proxy:
     pools: Mapping[ReplicaId, Pool]
     waiting: Waiting
     rng: Random
-    describe: Callable[[Record], None]
+    describe: Callable[[Record, Ask], None]
     unreachable: Callable[[ReplicaId], None]
     ejected: Callable[[Transition], None]
     budget: RetryBudget

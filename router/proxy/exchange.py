@@ -372,7 +372,7 @@ class Exchange:
             self._journal.ended(Stage.BODY, now)
         if answered:
             self._client.done(relay.keep_alive if relay else self._request.keep_alive)
-        self._proxy.describe(self._journal.record(self._ask, now))
+        self._proxy.describe(self._journal.record(self._ask, now), self._ask)
 
     def _settle(
         self, outcome: Outcome, error: UpstreamError | None, usage: Usage | None = None, tells: bool = True

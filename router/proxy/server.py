@@ -316,7 +316,8 @@ class ClientConnection(asyncio.Protocol):
         journal = Journal(request_id, endpoint, now)
         journal.status, journal.rejected, journal.left = status, rejected, left
         journal.ended(Stage.PARSE, now)
-        self._proxy.describe(journal.record(Ask(None), now))
+        ask = Ask(None)
+        self._proxy.describe(journal.record(ask, now), ask)
 
 
 def _largest(bounds: Bounds) -> int:

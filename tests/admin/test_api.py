@@ -13,6 +13,7 @@ from router.admin import api, checks, report
 from router.admin.api import MAX_EXPLAINED, PATHS, Admin, Rights
 from router.admin.checks import Check
 from router.admin.metrics import CATALOGUE
+from router.admin.recording import Lines, Recording
 from router.admin.tally import Tally
 from router.core.fleet import Fleet
 from router.core.policy import PrefixAffinity
@@ -25,7 +26,7 @@ Client = TestClient[Any, Any]
 TOKEN = "t0ken"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 DRAINED = {"replica": "r1", "state": "draining", "requests": 3}
-MUTATIONS = ("/reload", "/drain?replica=r1", "/undrain?replica=r1")
+MUTATIONS = ("/reload", "/drain?replica=r1", "/undrain?replica=r1", "/record")
 
 
 class Port:
@@ -42,6 +43,7 @@ class Port:
         self.reloaded: tuple[bool, dict[str, Any]] = (True, {"changed": ["a 1 -> 2"], "needs_restart": []})
         self.drains: list[tuple[str, bool]] = []
         self.shadow: Counts | None = None
+        self.recording: Recording | None = None
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -57,6 +59,15 @@ class Port:
     def drain(self, replica: str, drained: bool) -> dict[str, Any] | None:
         self.drains.append((replica, drained))
         return {"replica": replica, "state": "draining", "requests": 3} if replica in {"r0", "r1"} else None
+
+    def record(self) -> Recording | None:
+        if self.recording is not None and not self.recording.ended:
+            return None
+        self.recording = Recording(Lines(512, 1_000, lambda _: 0.25, 0.0), 0.0)
+        return self.recording
+
+    def recorded(self, recording: Recording) -> None:
+        recording.end()
 
     def admin(self) -> Admin:
         reports = reports_of(report_of(queued={MODEL: 3}))

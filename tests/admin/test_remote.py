@@ -272,7 +272,7 @@ async def test_an_answer_that_is_no_http_is_no_routers(stranger: Stranger, capsy
 async def test_a_router_that_hangs_is_not_waited_for_long(
     stranger: Stranger, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.remote.TIMEOUT", 0.3)
+    monkeypatch.setattr("router.asking.TIMEOUT", 0.3)
     assert await command("status", "--admin", stranger.url) == 4
     assert "no router answers (nothing within 0.3 s)" in capsys.readouterr().err
 

@@ -107,7 +107,7 @@ def test_a_key_taken_out_of_the_sample_is_missed_only_where_it_is_required(
         )
 
 
-READERS = ("app.py", "config.py", "control.py", "linking.py", "loading.py", "supervisor.py", "tls.py")
+READERS = ("app.py", "config.py", "control.py", "linking.py", "loading.py", "parts.py", "supervisor.py", "tls.py")
 
 
 def test_every_setting_is_read_by_something() -> None:

@@ -11,6 +11,7 @@ from router.core.backlog import LearnedNews, Totals
 from router.core.lease import Settled
 from router.core.peers import ModelNews, RateNews
 from router.core.record import Attempt, HandshakeError, Phase, Record, Stages, UpstreamError
+from router.core.trace import LeftOut, Trace
 from router.core.types import EngineSample, Limit, Outcome, Reason, State
 from router.gossip import messages
 from router.gossip.messages import (
@@ -41,6 +42,8 @@ from router.gossip.messages import (
     Summarise,
     Summarised,
     Summary,
+    Traces,
+    Tracing,
     Up,
 )
 from router.tls import Pems
@@ -51,6 +54,7 @@ RECORD = Record(
     [Attempt(Settled("r1", Outcome.OK, 10, 9, 8, None, 6, 0.5, 1.0, 0), UpstreamError.RESET)], [Limit.FULL], 3, 2,
     0.1, None, "queue_full", Phase.QUEUED,
 )  # fmt: skip
+TRACE = Trace(1.5, "m", [1, HASH], 3, 1_100, None, 275, 256, 8)
 TOTALS = Totals(1, 2, 3, 4, 5, 6.5, 7.5, 8.5)
 LEARNED = LearnedNews((1.5, 1), (2.5, 2), (3.5, 3), (4.5, 4), 5.5, 6.5)
 MODEL = ModelNews("m", 7, [HASH], LEARNED)
@@ -71,7 +75,7 @@ EXAMPLES: list[AnyMessage] = [
     ),
     Reported(4, {"": 1, "m": 2}, {"r1": 3}, 3, 4, 5, {"Load": 6}, 0.5), Explained(5, b"{}"), Refused("r1"),
     Full("r1", 2.5), Ejected("r1", "why", 5.0),
-    Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
+    Tracing(True), Traces([TRACE], {LeftOut.EARLIER: 2}), Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
     Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")]),
@@ -97,6 +101,7 @@ def test_a_message_comes_in_as_it_went_out(message: AnyMessage) -> None:
 
 def test_the_cores_nouns_come_in_as_they_went_out() -> None:
     assert messages.record(there_and_back(Records([RECORD], [], {})).records[0]) == RECORD
+    assert messages.trace(there_and_back(Traces([TRACE], {})).traces[0]) == TRACE
     assert messages.totals(there_and_back(Load("a", 1, False, {"r1": TOTALS})).loads["r1"]) == TOTALS
     learned = there_and_back(Learned("a", [MODEL], [RATE]))
     assert messages.model(learned.models[0]) == MODEL

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from router.core.fleet import Fleet
 from router.core.peers import TTL
 from router.core.record import Record, Stages
+from router.core.trace import LeftOut, Trace
 from router.core.types import Outcome, Usage
 from router.gossip import news as gossip
-from router.gossip.messages import Bye, Corrected, Full, Learned, Load, Message, Placed, Records
+from router.gossip.messages import Bye, Corrected, Full, Learned, Load, Message, Placed, Records, Traces
 from router.gossip.news import BEAT, MAX_PLACED, SOON, TICK, News
 from router.gossip.reporter import BATCH, Reporter
 from tests.core.worlds import MODEL, answered, ask, fleet_of, leased, routed
+
+RECORD = Record("id", "chat", None, False, 200, 0.1, Stages())
+TRACE = Trace(1.5, "m", [1, 2], 3, 1_100, None, 275, 256, 8)
 
 
 class Clock:
@@ -227,9 +231,8 @@ def test_a_beat_is_often_enough_for_the_ttl() -> None:
 async def test_records_go_up_in_batches_within_a_tenth_of_a_second() -> None:
     said: list[Message] = []
     reporter = Reporter(asyncio.get_running_loop(), said.append)
-    record = Record("id", "chat", None, False, 200, 0.1, Stages())
     for _ in range(3):
-        reporter.record(record)
+        reporter.record(RECORD)
     reporter.lag(0.5)
     assert said == []
     async with asyncio.timeout(5):
@@ -239,8 +242,23 @@ async def test_records_go_up_in_batches_within_a_tenth_of_a_second() -> None:
     assert isinstance(batch, Records)
     assert (len(batch.records), batch.lags) == (3, [0.5])
     for _ in range(BATCH + 1):
-        reporter.record(record)
+        reporter.record(RECORD)
     assert len(said) == 2
     reporter.flush()
     reporter.flush()
     assert len(said) == 3
+
+
+async def test_what_is_recorded_of_requests_goes_with_their_records() -> None:
+    said: list[Message] = []
+    reporter = Reporter(asyncio.get_running_loop(), said.append)
+    for kept in (TRACE, LeftOut.NO_PROMPT, TRACE, LeftOut.NO_PROMPT):
+        reporter.trace(kept)
+        reporter.record(RECORD)
+    reporter.flush()
+    reporter.record(RECORD)
+    reporter.flush()
+    traces, *records = said
+    assert isinstance(traces, Traces)
+    assert (traces.traces, traces.left_out) == ([TRACE, TRACE], {LeftOut.NO_PROMPT: 2})
+    assert [type(each) for each in records] == [Records, Records]

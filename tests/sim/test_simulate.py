@@ -1,8 +1,8 @@
 """`homing simulate`: its flags, its rows, its table, and what it says of mistakes."""
 
-import importlib.util
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from rich.console import Console
 from loadtests import sim_report
 from loadtests.plays_made import WORKLOADS
 from loadtests.sim_rows import Key, NothingAnsweredError, Row, append, line, parse, read, spread
+from loadtests.simulate import PLAIN_WIDTH
 from loadtests.simulation import FleetPlan, RouterPlan, simulate
 from loadtests.traces import TraceRequest, write
 from router.cli import main
@@ -42,14 +43,14 @@ def test_a_sweep_over_a_trace_is_a_row_for_each_value_and_a_marked_knee(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "rows.jsonl"
-    write(trace, [TraceRequest(i * 100, 900 + i, 5, (0, 1 + i)) for i in range(30)])
-    flags = ("--replicas", 2, "--seeds", 2, "--json", out, "--sweep", "spill.max_queued_requests=1,null")
+    write(trace, [TraceRequest(i * 10, 900 + i, 5, (0, 1 + i)) for i in range(30)])
+    flags = ("--replicas", 2, "--seeds", 2, "--json", out, "--sweep", "max_concurrency=1,null")
     assert run("-c", config, "--trace", trace, *flags) == 0
     said = capsys.readouterr().out
     assert "30 requests" in said
     assert "2 repeats: indicative." in said
     assert said.count("*") == 2, "the knee, and what that means"
-    arms = ["spill.max_queued_requests=1", "spill.max_queued_requests=null"]
+    arms = ["max_concurrency=1", "max_concurrency=null"]
     rows = read(out)
     assert [(each.key.arm, each.key.seed) for each in rows] == [(arm, seed) for seed in (1, 2) for arm in arms]
     report = json.loads(out.read_text().splitlines()[0])["report"]
@@ -101,7 +102,9 @@ def test_wrong_flags_are_named(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--sweep", "spill.max_backlog_secnds=1"), "MAX_BACKLOG_SECONDS"),
+        (("--sweep", "spill.max_backlog_secnds=1"), "did you mean `spill.max_backlog_seconds`?"),
+        (("--sweep", "spill=1"), "no setting `spill` in `routing`"),
+        (("--sweep", "spill.max_backlog_seconds=1,x"), "max_backlog_seconds=x: `max_backlog_seconds` is a number"),
         (("--sweep", "spill.max_backlog_seconds"), "SETTING=VALUE,VALUE"),
         (("--sweep", "prefix_block=100"), "multiple of 256"),
         (("--routers", "two"), "two"),
@@ -117,6 +120,7 @@ def test_mistakes_are_told_without_a_traceback(
     said = capsys.readouterr().err
     assert complaint in said
     assert "Traceback" not in said
+    assert "HOMING__" not in said, "nobody has set a variable"
 
 
 def test_a_run_survives_being_written_and_read_and_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
@@ -156,15 +160,30 @@ def test_a_spread_is_median_and_range() -> None:
     assert spread([0.5]).text(100, 0) == "50"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_without_matplotlib_there_is_a_table_and_no_drawing(tmp_path: Path) -> None:
-    with pytest.raises(sim_report.NoPlotError, match="matplotlib"):
-        sim_report.draw([row("a", 0.8, 1.0)], tmp_path / "plot.png")
+def test_a_knee_that_is_no_other_than_all_the_rest_is_none() -> None:
+    same = [row("x=1", 0.9, 1.0), row("x=2", 0.9, 1.0)]
+    assert sim_report.knee(same) is None
+    assert "*" not in shown(same, 160)
+    overlapping = [row("x=1", 0.8, 1.0), row("x=1", 0.9, 2.0, 2), row("x=2", 0.85, 1.5), row("x=2", 0.95, 4.0, 2)]
+    assert sim_report.knee(overlapping) is None
+    assert sim_report.knee([*overlapping, row("x=3", 0.5, 1.5)]) == "x=2"
+    assert sim_report.knee([row("a", 0.9, 1.0)]) is None
+
+
+def shown(rows: list[Row], width: int) -> str:
+    said = StringIO()
+    sim_report.show(Console(width=width, file=said), rows)
+    return said.getvalue()
 
 
 def test_the_table_fits_eighty_columns() -> None:
-    console = Console(width=80, record=True)
-    sim_report.show(
-        console, [row("spill.max_backlog_seconds=0.5", 0.8, 1.0), row("spill.max_backlog_seconds=1", 0.9, 2)]
-    )
-    assert "…" not in console.export_text()
+    rows = [row("spill.max_backlog_seconds=0.5", 0.8, 1.0), row("spill.max_backlog_seconds=1", 0.9, 2)]
+    assert "…" not in shown(rows, 80)
+
+
+def test_ranges_over_seeds_are_shown_whole_in_a_pipe_and_on_a_narrow_terminal() -> None:
+    rows = [row(f"x={arm}", 0.8 + seed / 100, 50.123 + seed, seed) for arm in (1, 2) for seed in (1, 2, 3)]
+    for width in (PLAIN_WIDTH, 100):
+        said = shown(rows, width)
+        assert "…" not in said
+        assert all(figure in said for figure in ("82.0", "81.0,", "83.0]", "52.12", "51.12,", "53.12]"))

@@ -54,6 +54,49 @@ def test_a_bad_line_is_named(line: str, complaint: str, tmp_path: Path) -> None:
     assert f"{path}:2" in str(caught.value)
 
 
+def test_a_last_line_that_breaks_off_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write(path, PLAIN)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert read(path) == PLAIN[:2]
+    assert capsys.readouterr().err == f"{path}:3: the last line breaks off and is left out\n"
+
+
+def test_requests_are_put_in_the_order_of_their_arrival_before_the_first_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write(path, [PLAIN[2], PLAIN[0], PLAIN[1]])
+    assert read(path, limit=2) == PLAIN[:2]
+    write(path, AGENTS[::-1])
+    assert read(path) == AGENTS[::-1], "sessions stay as they stand"
+
+
+def test_a_recorded_trace_tells_the_tokens_of_its_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    more = '"block_size": 128, "model": "m", "prompt_tokens": 290, "cached_tokens": 128'
+    path.write_text(f'{{"timestamp": 7, "input_length": 300, "output_length": 5, "hash_ids": [4, 5, 6], {more}}}\n')
+    [request] = read(path)
+    assert (request.block_size, request.model) == (128, "m")
+    assert [len(part) for part in BlockTexts(1, 4.0).prompt(request)] == [512, 512, 176]
+
+
+def test_of_several_models_one_has_to_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    requests = [TraceRequest(i, 100, 1, (i,), model=model) for i, model in enumerate(["a", "b", "a"])]
+    write(path, requests)
+    with pytest.raises(TraceError, match="requests for a and b: choose one, with --model"):
+        read(path)
+    assert read(path, model="a") == [requests[0], requests[2]]
+    with pytest.raises(TraceError, match="no request in this trace for the model c"):
+        read(path, model="c")
+
+
+def test_a_block_has_one_length(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write(path, [TraceRequest(0, 100, 1, (3,)), TraceRequest(1, 100, 1, (3,), block_size=128)])
+    with pytest.raises(TraceError, match="block 3 has 512 tokens and 128"):
+        read(path)
+
+
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.touch()
