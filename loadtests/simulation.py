@@ -333,7 +333,7 @@ class _Simulation:
         self._replicas[name] = replica
         self._lives.append(replica)
         for router in self._routers:
-            router.fleet.engine(name, self._clock.now, self._plan.blocks * NAME_TOKENS)
+            router.fleet.engine(name, self._clock.now, self._plan.blocks * NAME_TOKENS, self._clock.now)
         self._mark(name, State.READY, "answers its probes")
 
     def _mark(self, name: ReplicaId, state: State, reason: str) -> None:
