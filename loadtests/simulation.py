@@ -250,7 +250,7 @@ class _Simulation:
         for member in old.fleet.replicas:
             new.fleet.join([member.spec], now)
             new.fleet.serves(member.id, {MODEL: None})
-            new.fleet.engine(member.id, member.epoch, member.kv_tokens)
+            new.fleet.engine(member.id, member.epoch, member.kv_tokens, now)
             new.fleet.mark(member.id, member.state, member.reason, now)
         keeper = self._keepers.get(change.router)
         if keeper is not None:

@@ -7,6 +7,7 @@ only a new epoch, or leaving, ends them.
 """
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class Fleet:
         self._replicas: dict[ReplicaId, Replica] = {}
         self._groups: dict[str, Group] = {}
         self._everyone = Group()
+        self._began = math.inf  # When the first replicas joined.
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
         self.snapshots = Snapshots(self._replicas, self.residency)
@@ -97,11 +99,12 @@ class Fleet:
     def join(self, specs: Iterable[ReplicaSpec], now: float) -> None:
         """Add replicas, as `starting`. Raises ValueError for an id that is a member already."""
         joining: dict[ReplicaId, Replica] = {}
+        self._began = min(self._began, now)
         for spec in specs:
             if spec.id in self._replicas or spec.id in joining:
                 raise ValueError(f"replica {spec.id!r} is a member already")
-            member = joining[spec.id] = Replica(spec, now)
-            member.empty = bool(self._replicas)
+            joining[spec.id] = Replica(spec, now)
+            joining[spec.id].empty = now > self._began
         self._replicas |= joining
         for replica in joining:
             self.residency.join(replica)
@@ -133,7 +136,6 @@ class Fleet:
         """Set a replica's state; the answer tells of a change, and is None when there was none.
 
         Probes cannot make an ejected one ready: it is out for what they do not see. Whoever marks calls `readmit` next.
-        Who joins later than the first, and who was out and is believed to hold nothing, comes empty.
         """
         member = self._replicas[replica]
         if member.state is state or (member.state is State.EJECTED and state is State.READY):
@@ -281,9 +283,8 @@ class Fleet:
         if view is not None:
             decision = answer(view, policy.pick(ask, view, now, rng), cuts, None)
         cuts = NO_CUTS if isinstance(decision, Refusal) else decision.cuts
-        tokens = round(view.tokens) if view else 0
         told = candidates(group.members, view, policy, cuts, now)
-        return Explanation(ask, tokens, key, group.ring.order(key.hash), told, decision)
+        return Explanation(ask, round(view.tokens) if view else 0, key, group.ring.order(key.hash), told, decision)
 
     def _view(self, ask: Ask, group: Group, eligible: Sequence[Replica], now: float) -> FleetView:
         assumed = self.peers.assumed() if self.peers else NOTHING

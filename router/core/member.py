@@ -36,8 +36,9 @@ class Transition:
 
 class Replica(Load):
     """A member. `last_sign` is when it last gave a sign of life: a byte of an answer, or an answered probe. `learns`:
-    its speed is learned from its leases; False where their times are another replica's (shadow.py). `empty` says that
-    it holds nothing when it becomes ready next, which then is its `entry`."""
+    its speed is learned from its leases; False where their times are another replica's (shadow.py). `empty`: it
+    joined later than the first, is in a new epoch or was out and is believed to hold nothing, so that when it becomes
+    ready next that is its `entry`."""
 
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         rate = spec.prefill_tokens_per_second

@@ -34,7 +34,10 @@ def is_new(fleet: Fleet, replica: ReplicaId, now: float = 0.0) -> bool:
 
 def test_who_joins_later_than_the_first_comes_empty_and_those_that_a_router_begins_with_do_not() -> None:
     fleet = fleet_of(2)
+    fleet.join([ReplicaSpec("with them")], 0.0)
+    fleet.mark("with them", State.READY, "test", 3.0)
     assert not is_new(fleet, "r0")
+    assert not is_new(fleet, "with them", 3.0)
     joined(fleet, "late", 5.0)
     assert is_new(fleet, "late", 5.0)
     assert not is_new(fleet, "late", 5.0 + SECONDS)
@@ -86,13 +89,13 @@ def test_who_was_down_and_has_never_held_anything_comes_empty_unless_a_snapshot_
 
 def test_an_entry_is_forgotten_when_its_ramp_is_over() -> None:
     fleet = fleet_of(2)
-    joined(fleet, "late", 0.0)
-    routed(fleet, ask(("a", 4)), SECONDS - 1)
-    assert fleet.replica("late").entry is not None
+    joined(fleet, "late", 1.0)
     routed(fleet, ask(("a", 4)), SECONDS)
+    assert fleet.replica("late").entry is not None
+    routed(fleet, ask(("a", 4)), 1.0 + SECONDS)
     assert fleet.replica("late").entry is None
-    fleet.mark("r0", State.DOWN, "test", SECONDS + 1)
-    assert not is_new(fleet, "late", SECONDS + 1)
+    fleet.mark("r0", State.DOWN, "test", 2.0 + SECONDS)
+    assert not is_new(fleet, "late", 2.0 + SECONDS)
 
 
 # How far it is.
@@ -110,15 +113,15 @@ def test_a_ramp_shrinks_with_age_and_with_the_part_of_the_prompts_read_there_tha
 
 def test_a_prompt_counts_when_its_first_token_comes() -> None:
     fleet = fleet_of(1)
-    joined(fleet, "late", 0.0)
-    fleet.mark("r0", State.DOWN, "test", 0.0)
+    joined(fleet, "late", 1.0)
+    fleet.mark("r0", State.DOWN, "test", 1.0)
     entry = fleet.replica("late").entry
     assert entry is not None
     first, second = leased(fleet, ask(("a", 4))), leased(fleet, ask(("a", 4)))
     assert (entry.tokens, entry.cached) == (0, 0)
-    first.first_token(1.0)
+    first.first_token(2.0)
     assert (entry.tokens, entry.cached) == (512, 0)
-    second.first_token(1.0)
+    second.first_token(2.0)
     assert (entry.tokens, entry.cached) == (1024, 512)
 
 
@@ -233,12 +236,10 @@ def test_a_fleet_in_which_all_are_new_is_not_slowed_at_all(seed: int) -> None:
         fleet = Fleet(PrefixAffinity(), FleetSettings(ramp=seconds))
         fleet.join([ReplicaSpec("first")], 0.0)
         for replica in ("a", "b", "c"):
-            fleet.join([ReplicaSpec(replica)], 0.0)
-            fleet.serves(replica, {MODEL: {}})
-            fleet.mark(replica, State.READY, "test", 0.0)
+            joined(fleet, replica, 1.0)
             assert fleet.replica(replica).entry is not None
         fleet.leave("first")
-        now, told = 0.0, []
+        now, told = 1.0, []
         for _ in range(30):
             now += rng.choice([0.0, 0.05])
             asked = ask(("s", rng.choice([0, 9])), (f"own {rng.randrange(6)}", rng.randrange(9)), rest=b"x")
@@ -253,6 +254,6 @@ def test_an_ask_without_a_prompt_is_slowed_too() -> None:
     fleet = fleet_of(1)
     for _ in range(9):
         leased(fleet, ask(("long", 30))).first_token(0.0)
-    joined(fleet, "late", 0.0)
-    placed = [leased(fleet, Ask(MODEL)).replica for _ in range(4)]
+    joined(fleet, "late", 1.0)
+    placed = [leased(fleet, Ask(MODEL), 1.0).replica for _ in range(4)]
     assert placed == ["late"] * 4  # Half of the load of two is not yet the load of one.
