@@ -7,7 +7,6 @@ only a new epoch, or leaving, ends them.
 """
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,7 +73,7 @@ class Fleet:
         self._replicas: dict[ReplicaId, Replica] = {}
         self._groups: dict[str, Group] = {}
         self._everyone = Group()
-        self._began = math.inf  # When the first replicas joined.
+        self._began: float | None = None  # When the first replicas joined.
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
         self.snapshots = Snapshots(self._replicas, self.residency)
@@ -99,7 +98,7 @@ class Fleet:
     def join(self, specs: Iterable[ReplicaSpec], now: float) -> None:
         """Add replicas, as `starting`. Raises ValueError for an id that is a member already."""
         joining: dict[ReplicaId, Replica] = {}
-        self._began = min(self._began, now)
+        self._began = now if self._began is None else self._began
         for spec in specs:
             if spec.id in self._replicas or spec.id in joining:
                 raise ValueError(f"replica {spec.id!r} is a member already")
