@@ -25,7 +25,8 @@ bench_profile.
 What it costs in the long run and beside a scrape: standins, paced; scrape, soak.
 Whether several routers decide as one: redisserver, multirouter_bed, multirouter; what that costs them: gossip_cost_bed,
 gossip_cost.
-How it routes in special cases: hot_prefix (one prefix for all), two_workers (two processes beside one).
+How it routes in special cases: hot_prefix (one prefix for all), two_workers (two processes beside one), joins (a
+replica that comes empty).
 What a failing replica costs: chaos_client, chaos_rows, chaos.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.
 """

@@ -91,7 +91,7 @@ async def router(spec: Spec, replicas: Replicas) -> AsyncIterator[Router]:
         fleet = Fleet(loaded.config.routing.make(), loaded.config.fleet_settings())
         fleet.join([each.spec() for each in loaded.config.replicas], time.monotonic())
         for replica, driver in replicas.drivers.items():
-            fleet.engine(replica, 1.0, driver.engine.capacity)
+            fleet.engine(replica, 1.0, driver.engine.capacity, 0.0)
             fleet.serves(replica, {MODEL: {}})
             fleet.mark(replica, State.READY, "is always well", time.monotonic())
         crew = Crew(fleet, Tally(fleet, 100), running(loaded, secrets), time.monotonic, lambda _: None, _ignore)

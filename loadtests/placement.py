@@ -19,7 +19,7 @@ from loadtests.plays import Line, Play, size
 from loadtests.records import Record
 from loadtests.sim_router import SimRouter, ask
 from loadtests.simulation import Outcome, RouterPlan
-from router.core.types import Ask, Candidate, Few, Lines, Policy, Reading, ReplicaId, Rng, Route, View, Wait
+from router.core.types import Ask, Candidate, Few, Lines, Policy, Ramping, Reading, ReplicaId, Rng, Route, View, Wait
 
 KNOWN = 0.5
 """The share of a prompt that makes its prefix a known one: less is a preamble that all kinds of prompts share, or that
@@ -61,6 +61,7 @@ class _IdleView:
         self._view = view
         self.ready, self.tokens, self.cold = view.ready, view.tokens, view.cold
         self.lin, self.kv, self.output, self.tau = view.lin, view.kv, view.output, view.tau
+        self.ramping: Ramping | None = None  # What slows a newcomer is others' load.
         self.replicas = [_idle(replica) for replica in view.replicas]
 
     def few(self) -> Few | None:

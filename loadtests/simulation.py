@@ -250,7 +250,7 @@ class _Simulation:
         for member in old.fleet.replicas:
             new.fleet.join([member.spec], now)
             new.fleet.serves(member.id, {MODEL: None})
-            new.fleet.engine(member.id, member.epoch, member.kv_tokens)
+            new.fleet.engine(member.id, member.epoch, member.kv_tokens, now)
             new.fleet.mark(member.id, member.state, member.reason, now)
         keeper = self._keepers.get(change.router)
         if keeper is not None:
@@ -333,7 +333,7 @@ class _Simulation:
         self._replicas[name] = replica
         self._lives.append(replica)
         for router in self._routers:
-            router.fleet.engine(name, self._clock.now, self._plan.blocks * NAME_TOKENS)
+            router.fleet.engine(name, self._clock.now, self._plan.blocks * NAME_TOKENS, self._clock.now)
         self._mark(name, State.READY, "answers its probes")
 
     def _mark(self, name: ReplicaId, state: State, reason: str) -> None:

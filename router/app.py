@@ -205,7 +205,7 @@ class Worker:
             return  # It has left, and the supervisor does not know yet.
         if member.models is not None:
             fleet.serves(member.id, member.models)
-        if fleet.engine(member.id, member.epoch, member.kv_tokens):
+        if fleet.engine(member.id, member.epoch, member.kv_tokens, now):
             log.info("replica %s has restarted; what it had cached is forgotten", member.id)
         if member.last_sign > fleet.replica(member.id).last_sign:
             fleet.sign_of_life(member.id, member.last_sign)

@@ -16,6 +16,7 @@ from router.core.ejection import EjectionSettings
 from router.core.fleet import FleetSettings
 from router.core.member import ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity, Weights
+from router.core.ramp import SECONDS
 from router.core.types import Policy
 from router.fields import (
     Duration,
@@ -267,6 +268,24 @@ class HealthConfig(Model):
     ejection: EjectionConfig = EjectionConfig()
 
 
+class RampConfig(Model):
+    text = (
+        "How a replica that joins or has restarted comes in, its cache empty: it gets its share of new prompts and the "
+        "prefixes that everybody asks for at once, and what others have no room for by and by."
+    )
+
+    seconds: Annotated[
+        Number,
+        Field(ge=0, le=3600),
+        About(
+            "How long that lasts at most; the more of its prompts it finds cached, the shorter. 0: not at all. 30: "
+            "without, a replica is sent up to five times its share in the first 5 s, with 10 up to three times; or it "
+            "is sent nothing at all of a prompt that all others have cached.",
+            unit="seconds",
+        ),
+    ] = SECONDS
+
+
 class Config(Model):
     """The whole file."""
 
@@ -298,6 +317,7 @@ class Config(Model):
     timeouts: TimeoutsConfig = TimeoutsConfig()
     retry: RetryConfig = RetryConfig()
     health: HealthConfig = HealthConfig()
+    ramp: RampConfig = RampConfig()
     ready: ReadyConfig = ReadyConfig()
     drain: DrainConfig = DrainConfig()
     gossip: GossipConfig = GossipConfig()
@@ -315,6 +335,7 @@ class Config(Model):
             self.routing.max_concurrency,
             self.health.stall,
             EjectionSettings(self.health.ejection.failures, self.health.ejection.first, self.health.ejection.longest),
+            self.ramp.seconds,
             self.gossip.url is not None,
         )
 

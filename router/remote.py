@@ -30,6 +30,7 @@ COLUMNS = (
     "cold s",
     "context",
     "interrupt.",
+    "ramp",
     "score",
 )
 
@@ -43,8 +44,9 @@ def explain(
     """Show where a running router would send a request now, and why. Nothing is sent.
 
     The score's columns are seconds: own wait and prefill, stickiness of cold tokens, decoding beside the others,
-    interruption by recent prefills; the least total wins, ties go in ring order. Exit code 0: explained, 1: it cannot
-    be, for what is no request that is routed by its prompt, 4: no router answers.
+    interruption by recent prefills, and what a replica that has just come empty is slowed by; the least total wins,
+    ties go in ring order. Exit code 0: explained, 1: it cannot be, for what is no request that is routed by its prompt,
+    4: no router answers.
 
     Examples:
 
@@ -203,5 +205,5 @@ def _row(candidate: dict[str, Any]) -> list[str]:
     state = candidate["state"] + (f" ({candidate['cut']})" if candidate["cut"] else "")
     tokens = [candidate.get(f"{name}_tokens", "") for name in ("cached", "uncached", "cold", "backlog")]
     score = candidate.get("score_seconds", {})
-    seconds = [f"{value:.4f}" for value in score.values()] or [""] * 5
+    seconds = [f"{value:.4f}" for value in score.values()] or [""] * 6
     return [candidate["replica"], state, *map(str, tokens), *seconds]

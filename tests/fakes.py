@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from router.core.types import Ask, Candidate, Few, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import Ask, Candidate, Few, Lines, Ramping, Reading, Reason, ReplicaId, Rng, View, Wait
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class FakeView:
     kv: float = 4e-8
     output: float = 100.0
     tau: float = 5.0
+    ramping: Ramping | None = None
     ring: Sequence[ReplicaId] = ()
     ring_at: Mapping[int, Sequence[ReplicaId]] = field(default_factory=dict)
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from router.core.backlog import Assumed, Learned
 from router.core.blocks import BLOCK_BYTES
 from router.core.ejection import EjectionSettings
-from router.core.explain import Explained, Explanation
+from router.core.explain import Explanation, candidates
 from router.core.group import Group
 from router.core.lease import Lease
-from router.core.member import Replica, ReplicaSpec, Transition
+from router.core.member import Replica, ReplicaSpec, Transition, uncut
 from router.core.peers import ModelNews, Peers
 from router.core.policy import most_common
+from router.core.ramp import SECONDS, ramping
 from router.core.ranking import LEAST, Ranking, mean_lin, means
 from router.core.recent import Key
 from router.core.residency import Residency
@@ -28,7 +29,6 @@ from router.core.types import (
     Ask,
     Cuts,
     EngineSample,
-    Limit,
     Policy,
     Reason,
     Refusal,
@@ -52,13 +52,14 @@ UNPROMPTED = Ask(None)
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """`block` in bytes, `index_blocks` over all replicas, `stall` in seconds; a None limit is off."""
+    """`block` in bytes, `index_blocks` over all replicas, `stall` and `ramp` in seconds; a None limit is off."""
 
     block: int = BLOCK_BYTES
     index_blocks: int = 1_000_000
     max_concurrency: int | None = None
     stall: float = 3.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
+    ramp: float = SECONDS
     shares: bool = False  # Placements are told also while no other router is heard: it may be out of reach.
     sample: float = 1.0  # The share of the requests that come here: of each KV cache that much is theirs (shadow.py).
 
@@ -72,6 +73,7 @@ class Fleet:
         self._replicas: dict[ReplicaId, Replica] = {}
         self._groups: dict[str, Group] = {}
         self._everyone = Group()
+        self._began: float | None = None  # When the first replicas joined.
         self.residency = Residency()
         self.peers = Peers(self._replicas, self._groups)
         self.snapshots = Snapshots(self._replicas, self.residency)
@@ -96,10 +98,12 @@ class Fleet:
     def join(self, specs: Iterable[ReplicaSpec], now: float) -> None:
         """Add replicas, as `starting`. Raises ValueError for an id that is a member already."""
         joining: dict[ReplicaId, Replica] = {}
+        self._began = now if self._began is None else self._began
         for spec in specs:
             if spec.id in self._replicas or spec.id in joining:
                 raise ValueError(f"replica {spec.id!r} is a member already")
             joining[spec.id] = Replica(spec, now)
+            joining[spec.id].empty = now > self._began
         self._replicas |= joining
         for replica in joining:
             self.residency.join(replica)
@@ -135,16 +139,22 @@ class Fleet:
         member = self._replicas[replica]
         if member.state is state or (member.state is State.EJECTED and state is State.READY):
             return None
+        member.empty = member.empty or (state is not State.READY and self.residency.empty(replica))
         member.conduct.on_trial = False  # What comes back from elsewhere is another process, or was not broken.
         return self._turn(member, state, reason, now)
 
     def _turn(self, member: Replica, state: State, reason: str, now: float) -> Transition:
         transition = Transition(member.id, member.state, state, reason)
         member.state, member.since, member.reason = state, now, reason
+        if state is State.READY:
+            member.enter(now)
+        self._count(member)
+        return transition
+
+    def _count(self, member: Replica) -> None:
         for model in member.models:
             self._groups[model].count()
         self._everyone.count()
-        return transition
 
     def ended(self, lease: Lease, failed: bool, now: float) -> Transition | None:
         """A send came to its end, in a failure or well (ejection.py); the transition when that ejects the replica.
@@ -206,7 +216,7 @@ class Fleet:
             if not group.members:
                 del self._groups[model]
 
-    def engine(self, replica: ReplicaId, epoch: float | None, kv_tokens: int | None) -> bool:
+    def engine(self, replica: ReplicaId, epoch: float | None, kv_tokens: int | None, now: float) -> bool:
         """Take what an engine says of itself; True when its epoch is a new one, and its residency was forgotten.
 
         What the configuration says of the KV cache's size is only a stand-in for what the engine says.
@@ -217,6 +227,10 @@ class Fleet:
         if known is None or epoch is None or known == epoch:
             return False
         self.residency.forget(replica)
+        member.empty = True
+        if member.state is State.READY:
+            member.enter(now)
+            self._count(member)
         return True
 
     def sampled(self, replica: ReplicaId, sample: EngineSample) -> None:
@@ -268,20 +282,16 @@ class Fleet:
         if view is not None:
             decision = answer(view, policy.pick(ask, view, now, rng), cuts, None)
         cuts = NO_CUTS if isinstance(decision, Refusal) else decision.cuts
-        readings = {reading.id: reading for reading in view.replicas} if view else {}
-        candidates = []
-        for member in group.members:
-            reading = readings.get(member.id)
-            lines = policy.lines(reading, view) if reading and view else None
-            cached = view.cached(reading.depth) if reading and view else 0
-            candidates.append(Explained(member.id, member.state_now(now), cuts.get(member.id), cached, reading, lines))
-        tokens = round(view.tokens) if view else 0
-        return Explanation(ask, tokens, key, group.ring.order(key.hash), candidates, decision)
+        told = candidates(group.members, view, policy, cuts, now)
+        return Explanation(ask, round(view.tokens) if view else 0, key, group.ring.order(key.hash), told, decision)
 
     def _view(self, ask: Ask, group: Group, eligible: Sequence[Replica], now: float) -> FleetView:
         assumed = self.peers.assumed() if self.peers else NOTHING
         averages = means(eligible, group.learned)
-        return FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now, averages)
+        view = FleetView(ask, group, eligible, self._depths(ask, group), assumed, self._settings.block, now, averages)
+        if group.new:
+            view.ramping = ramping(group.still_new(self._settings.ramp, now), view.known, self._settings.ramp, now)
+        return view
 
     def _ranked(self, ask: Ask, group: Group, now: float) -> tuple[FleetView | None, Cuts]:
         """The view of a large fleet, of whom only the few that it takes are read; None where all are cut."""
@@ -292,7 +302,7 @@ class Fleet:
         assumed = self.peers.assumed() if self.peers else NOTHING
         anew = {member.id: member for member in [*ranking.watched, *ranking.changed()]}
         anew |= {each: ranking.calm[each] for each in (*depths, *assumed) if each in ranking.calm}
-        eligible, cuts = self._uncut(anew.values(), now)
+        eligible, cuts = uncut(anew.values(), self._settings.max_concurrency, self._settings.stall, now)
         if len(cuts) == len(group.ready):
             return None, cuts
         block, held = self._settings.block, ranking.means
@@ -301,7 +311,8 @@ class Fleet:
     def _rank(self, group: Group, now: float) -> Ranking:
         """Begin a window."""
         averages, settings = means(group.ready, group.learned), self._settings
-        ranking = Ranking(group.ready, averages, settings.max_concurrency, settings.stall, now)
+        new = self._view(UNPROMPTED, group, group.ready, now).ramping if group.new else None
+        ranking = Ranking(group.ready, averages, new, settings.max_concurrency, settings.stall, now)
         calm = list(ranking.calm.values())
         ranking.rank(
             self._policy, FleetView(UNPROMPTED, group, calm, {}, NOTHING, settings.block, ranking.end, averages)
@@ -340,19 +351,7 @@ class Fleet:
         members: Iterable[Replica] = group.ready
         if tried or only is not None:
             members = [each for each in members if each.id not in tried and (only is None or each.id == only)]
-        return self._uncut(members, now)
-
-    def _uncut(self, members: Iterable[Replica], now: float) -> tuple[list[Replica], Cuts]:
-        eligible: list[Replica] = []
-        cuts: dict[ReplicaId, Limit] = {}
-        most, stall = self._settings.max_concurrency, self._settings.stall
-        for member in members:
-            cut = member.cut(most, stall, now)
-            if cut is None:
-                eligible.append(member)
-            else:
-                cuts[member.id] = cut
-        return eligible, cuts
+        return uncut(members, self._settings.max_concurrency, self._settings.stall, now)
 
     def _depths(self, ask: Ask, group: Group) -> dict[ReplicaId, int]:
         """Blocks of the chain that each holder has, an answer remembered there counted in."""

@@ -111,6 +111,8 @@ class Lease:
             raise RuntimeError("a lease sees one first token, and none after its end")
         self.started_at = now
         self._replica.start(self._uncached, self._silent)
+        if self._replica.entry is not None:
+            self._replica.entry.answered(self.route.tokens, self.route.cached)
         self._replica.conduct.on_trial = False
         self._residency.confirm(self._placement)
         self._alone = self._replica.learns and self._replica.open == 1

@@ -1,11 +1,12 @@
 """One replica as the fleet knows it: its load, its state, and what its engine said of itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from router.core.backlog import DEFAULT_KV, Load
 from router.core.ejection import Conduct
-from router.core.types import Limit, ReplicaId, State
+from router.core.ramp import Entry
+from router.core.types import Cuts, Limit, ReplicaId, State
 
 DEFAULT_KV_TOKENS = 400_000
 """KV cache of a replica that does not tell: an 8B model on an 80 GB card has 467,000 (POLICY section 7)."""
@@ -35,7 +36,9 @@ class Transition:
 
 class Replica(Load):
     """A member. `last_sign` is when it last gave a sign of life: a byte of an answer, or an answered probe. `learns`:
-    its speed is learned from its leases; False where their times are another replica's (shadow.py)."""
+    its speed is learned from its leases; False where their times are another replica's (shadow.py). `empty`: it
+    joined later than the first, is in a new epoch or was out and is believed to hold nothing, so that when it becomes
+    ready next that is its `entry`."""
 
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         rate = spec.prefill_tokens_per_second
@@ -51,6 +54,8 @@ class Replica(Load):
         self.last_sign = now
         self.learns = True
         self.conduct = Conduct()
+        self.empty = False
+        self.entry: Entry | None = None
 
     def state_now(self, now: float) -> State:
         """The state to show: `full` is `ready` until the refusal's Retry-After has passed."""
@@ -65,6 +70,11 @@ class Replica(Load):
     def out(self) -> bool:
         """Whether its failures keep it from its share of the requests."""
         return self.state is State.EJECTED or self.conduct.on_trial
+
+    def enter(self, now: float) -> None:
+        """It is ready; where it comes empty, its ramp begins."""
+        if self.empty:
+            self.empty, self.entry = False, Entry(now)
 
     def respec(self, spec: ReplicaSpec) -> None:
         """Take what the configuration says now. A rate that it did not change stays as it was learned."""
@@ -97,3 +107,18 @@ class Replica(Load):
         if most is not None and requests >= most:
             return Limit.MAX_CONCURRENCY
         return None
+
+
+def uncut(
+    members: Iterable[Replica], max_concurrency: int | None, stall: float, now: float
+) -> tuple[list[Replica], Cuts]:
+    """The replicas that nothing keeps from new requests (`Replica.cut`), and what does so for each of the others."""
+    eligible: list[Replica] = []
+    cuts: dict[ReplicaId, Limit] = {}
+    for member in members:
+        cut = member.cut(max_concurrency, stall, now)
+        if cut is None:
+            eligible.append(member)
+        else:
+            cuts[member.id] = cut
+    return eligible, cuts

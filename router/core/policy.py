@@ -4,6 +4,7 @@
              + stickiness * cold(r) * lin*                              a cold miss takes capacity from everybody
              + decode * out * kv* * (context(r) + running(r) * prompt)  the others' KV reads for me, and mine for them
              + decode * out * step(r) * y(r) / (1 - y(r))               r's prefill rate goes on interrupting my output
+             + ramp(r)                                                  r has come empty and is not warm yet
 
 in seconds; the least wins. u = uncached prompt tokens there, cold = those of them that are not hot, lin = seconds per
 prefill token, y = recent prefill load, starred = mean over the eligible replicas. Stickiness and KV cost use means:
@@ -14,6 +15,10 @@ whose score is within a slack of the least: home, so that routers agree without 
 save, the time to compute the prompt's cold blocks again, and at most `home_slack`. Other near-ties, within `tie`, go in
 ring order too, which makes the spill's second place a stable one.
 
+A replica that is ramping (ramp.py) scores `left` times what decoding costs beside the mean load more, but not for the
+prompts that the ring gives it: those are its share, and it has them at once. And it need not wait for the hot tokens of
+a prompt to be computed: somebody has to be first, and until then it would get nothing of what everybody asks for.
+
 Hard limits are applied first; when they cut everybody the answer is to wait.
 """
 
@@ -21,7 +26,21 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from router.core.types import Ask, Candidate, Cuts, Few, Limit, Lines, Reading, Reason, ReplicaId, Rng, View, Wait
+from router.core.types import (
+    Ask,
+    Candidate,
+    Cuts,
+    Few,
+    Limit,
+    Lines,
+    Ramping,
+    Reading,
+    Reason,
+    ReplicaId,
+    Rng,
+    View,
+    Wait,
+)
 
 ROUNDING = 1e-9
 """Seconds by which sums of floating point may put a bound above what it bounds."""
@@ -73,7 +92,7 @@ class PrefixAffinity:
         if few is None or self._far_behind(few):
             replicas = view.replicas
             uncut, cuts = self.within_limits(replicas)
-            scores = {replica.id: self._score(replica, view) for replica in uncut}
+            scores = self._scores(uncut, view)
         else:
             replicas, scores, cuts = self._search(few, view)
         if not scores:
@@ -86,7 +105,13 @@ class PrefixAffinity:
         return Candidate(chosen, _reason(chosen, replicas, view), cuts)
 
     def lines(self, replica: Reading, view: View) -> Lines:
-        """The score's four lines in seconds, in the order of this file's head."""
+        """The score's lines in seconds, in the order of this file's head."""
+        ramping = view.ramping
+        ramp = 0.0 if ramping is None else self._ramp(replica, view, ramping, _home(view))
+        return (*self._ordinary(replica, view), ramp)
+
+    def _ordinary(self, replica: Reading, view: View) -> tuple[float, float, float, float]:
+        """All lines but the ramp's."""
         weights = self._weights
         lin = replica.lin
         decode = weights.decode * view.output
@@ -97,6 +122,20 @@ class PrefixAffinity:
             decode * view.kv * (replica.context + replica.running * view.tokens),
             decode * replica.step * y / (1.0 - y),
         )
+
+    def _ramp(self, replica: Reading, view: View, ramping: Ramping, home: ReplicaId | None) -> float:
+        """The ramp's line. Below 0 where somebody must come first with what many ask for."""
+        left = ramping.left.get(replica.id)
+        if left is None:
+            return 0.0
+        hot = (replica.uncached - replica.cold) * replica.lin
+        if replica.id == home:
+            return -hot
+        usual = Reading(
+            replica.id, 0, 0, 0.0, ramping.running, ramping.context, ramping.recent, None, replica.lin, replica.step,
+            0, 0.0, 0.0,
+        )  # fmt: skip
+        return left * sum(self._ordinary(usual, view)) - hot
 
     def cuts(self, replica: Reading) -> bool:
         """Whether a limit cuts it, or would beside an idle replica."""
@@ -117,8 +156,18 @@ class PrefixAffinity:
                 cuts[replica.id] = cut
         return uncut, cuts
 
+    def _scores(self, replicas: Sequence[Reading], view: View) -> dict[ReplicaId, float]:
+        scores = {replica.id: self._score(replica, view) for replica in replicas}
+        ramping = view.ramping
+        if ramping is not None:
+            home = _home(view)
+            for replica in replicas:
+                scores[replica.id] += self._ramp(replica, view, ramping, home)
+        return scores
+
     def _score(self, replica: Reading, view: View) -> float:
-        return sum(self.lines(replica, view))
+        """That of a replica that is not ramping."""
+        return sum(self._ordinary(replica, view))
 
     # In a large fleet: the same choice, from as few readings as it takes.
 
@@ -132,7 +181,7 @@ class PrefixAffinity:
         of those on the ring up to the first that is near it."""
         found = {each.id: each for each in few.readings}
         uncut, cuts = self._within_limits(few.readings, 0.0)
-        scores = {each.id: self._score(each, view) for each in uncut}
+        scores = self._scores(uncut, view)
         least = min(scores.values(), default=math.inf)
         floor = self._score(few.pole, view) - ROUNDING
         held = bool(found) and _cold_is_held(few.readings, view)
@@ -185,6 +234,11 @@ class PrefixAffinity:
 def _cold_is_held(replicas: Iterable[Reading], view: View) -> bool:
     """Whether somebody holds a part of the prompt that is not hot."""
     return min([replica.cold for replica in replicas]) < view.cold
+
+
+def _home(view: View) -> ReplicaId | None:
+    """Where the ring would have the prompt; None where there is no prompt."""
+    return next(iter(view.order()), None) if view.tokens else None
 
 
 def most_common(cuts: Cuts) -> Limit:

@@ -11,16 +11,17 @@ least score found.
 
 A ranking is good for a window. Unless something happens to a replica its load only falls, by the clock, so a standing
 is taken as of the window's end: it is the least that it can be until then. To whom something has happened since
-(`Load.changes`), whom a limit cuts or may cut before the window ends, whose load drains by the clock, and the holders
-of a prompt are read anew for every ask. What enters all scores alike (`Means`) is held for the window.
+(`Load.changes`), whom a limit cuts or may cut before the window ends, whose load drains by the clock, who is ramping,
+and the holders of a prompt are read anew for every ask. What enters all scores alike (`Means`), and `Ramping`, are held
+for the window.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from router.core.backlog import DEFAULT_LIN, DEFAULT_STEP, Learned
 from router.core.member import Replica
-from router.core.types import Few, Policy, Reading, ReplicaId, View
+from router.core.types import Few, Policy, Ramping, Reading, ReplicaId, View
 
 LEAST = 48
 """Replicas from which a ranking is worth its keeping: fewer are scored, all of them, in the same time."""
@@ -82,11 +83,20 @@ class Ranking:
         "end",
         "means",
         "order",
+        "ramping",
         "watched",
     )
 
-    def __init__(self, members: Sequence[Replica], averages: Means, most: int | None, stall: float, now: float) -> None:
-        self.means = averages
+    def __init__(
+        self,
+        members: Sequence[Replica],
+        averages: Means,
+        new: Ramping | None,
+        most: int | None,
+        stall: float,
+        now: float,
+    ) -> None:
+        self.means, self.ramping = averages, new
         self._begin, self.end = now, now + SECONDS
         self._members = members
         self._changes = [member.changes for member in members]
@@ -95,8 +105,10 @@ class Ranking:
         self.order: list[tuple[float, ReplicaId]] = []
         self.calm: dict[ReplicaId, Replica] = {}
         self.watched: list[Replica] = []
+        slowed: Collection[ReplicaId] = () if new is None else new.left
         for member in members:
-            if member.steady(now, self.end) and not (member.cut(most, stall, now) or member.cut(most, stall, self.end)):
+            steady = member.steady(now, self.end) and member.id not in slowed
+            if steady and not (member.cut(most, stall, now) or member.cut(most, stall, self.end)):
                 self.calm[member.id] = member
             else:
                 self.watched.append(member)

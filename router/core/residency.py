@@ -137,6 +137,11 @@ class Residency:
         """Blocks believed resident on one replica."""
         return len(self._shelves[replica].runs)
 
+    def empty(self, replica: ReplicaId) -> bool:
+        """Whether nothing is believed to be there, by a snapshot neither."""
+        shelf = self._shelves[replica]
+        return not shelf.runs and not self._recalled.part(shelf.bit)
+
     def depths(self, chain: Sequence[int]) -> dict[ReplicaId, int]:
         """The holders of this chain and how deep, in blocks. A replica that holds nothing is not in it."""
         depths: dict[ReplicaId, int] = {}

@@ -122,7 +122,7 @@ class _World:
         if (member.lin, member.step, member.known_step, member.kv) != rates:
             member.lin, member.step, member.known_step, member.kv = rates
             member.changes += 1
-        fleet.engine(member.id, real.epoch, real.kv_tokens)
+        fleet.engine(member.id, real.epoch, real.kv_tokens, now)
         state = State.READY if self._follows or real.state is State.READY else State.DOWN
         fleet.mark(member.id, state, FOLLOWED if self._follows else real.reason, now)
 

@@ -222,6 +222,16 @@ class Few(NamedTuple):
     pole: Reading
 
 
+class Ramping(NamedTuple):
+    """Who has come empty and is not warm yet (ramp.py): how much of the ramp is `left`, 0 to 1; and a replica's load in
+    the mean, as in a Reading."""
+
+    left: Mapping[ReplicaId, float]
+    running: float
+    context: float
+    recent: float
+
+
 class View(Protocol):
     """What a policy may read when it picks: the eligible replicas and the ask as the fleet sees it."""
 
@@ -265,6 +275,11 @@ class View(Protocol):
         """Learned mean seconds from first token to finish of the model."""
         ...
 
+    @property
+    def ramping(self) -> Ramping | None:
+        """The replicas that are new; None where there are none."""
+        ...
+
     def few(self) -> Few | None:
         """In a large fleet, enough of it; None where all are to be read."""
         ...
@@ -303,7 +318,7 @@ class News(Protocol):
         ...
 
 
-Lines = tuple[float, float, float, float]
+Lines = tuple[float, float, float, float, float]
 """A score's lines in seconds; which they are is the policy's to say (policy.py for the default)."""
 
 

@@ -6,7 +6,7 @@ from router.core.backlog import Assumed
 from router.core.group import Group
 from router.core.member import Replica
 from router.core.ranking import Means, Ranking
-from router.core.types import NO_CUTS, Ask, Candidate, Cuts, Few, Reading, Reason, ReplicaId, Route, Wait
+from router.core.types import NO_CUTS, Ask, Candidate, Cuts, Few, Ramping, Reading, Reason, ReplicaId, Route, Wait
 
 
 class FleetView:
@@ -17,8 +17,8 @@ class FleetView:
 
     __slots__ = (
         "_anew", "_ask", "_assumed", "_coldness", "_cuts", "_depths", "_group", "_now", "_per_block", "_ranking",
-        "_replicas", "_some", "_step", "_tail", "_whole", "cold", "known", "kv", "lin", "output", "ready", "tau",
-        "tokens",
+        "_replicas", "_some", "_step", "_tail", "_whole", "cold", "known", "kv", "lin", "output", "ramping", "ready",
+        "tau", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,7 @@ class FleetView:
         self.cold = self._coldness.before(len(chain)) * per_block + self._tail
         self.known = self._some = [self._read(member) for member in eligible]
         self._replicas: Sequence[Reading] | None = None if ranking else self.known
+        self.ramping: Ramping | None = None if ranking is None else ranking.ramping
 
     @property
     def replicas(self) -> Sequence[Reading]:

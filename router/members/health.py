@@ -267,7 +267,7 @@ class Health:
         self.missing[replica] = frozenset(metrics.missing)
         if text is None:
             return
-        if self._fleet.engine(replica, metrics.epoch, metrics.kv_tokens):
+        if self._fleet.engine(replica, metrics.epoch, metrics.kv_tokens, time.monotonic()):
             log.info("replica %s has restarted; what it had cached is forgotten", replica)
         now = time.monotonic()
         await asyncio.sleep(NEWS)

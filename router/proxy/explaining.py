@@ -11,7 +11,7 @@ from router.proxy import local, openai
 from router.proxy.context import Proxy
 from router.proxy.openai import Endpoint, Reading, Use
 
-LINES = ("prefill", "cold", "context", "interruption")
+LINES = ("prefill", "cold", "context", "interruption", "ramp")
 """The names of prefix_affinity's score lines, in order (core/policy.py)."""
 
 MAX_HEADER = 4096

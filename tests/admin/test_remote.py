@@ -178,7 +178,7 @@ EXPLAINED = {
     "candidates": [
         {"replica": f"{LONG}-0", "state": "ready", "cut": None}
         | {f"{name}_tokens": 1234567 for name in ("cached", "uncached", "cold", "backlog")}
-        | {"score_seconds": dict.fromkeys(("prefill", "cold", "context", "interruption", "total"), 1234.5)}
+        | {"score_seconds": dict.fromkeys(("prefill", "cold", "context", "interruption", "ramp", "total"), 1234.5)}
     ],
     "decision": {"answer": "route", "replica": f"{LONG}-0", "reason": "holder"},
 }
@@ -194,8 +194,8 @@ async def test_an_explanation_is_printed_whole_where_no_terminal_gives_a_width(
     request, _, key, head, row, decision = capsys.readouterr().out.splitlines()
     assert request == "request  chat, model llama"
     assert key.endswith(f"{LONG}-6, {LONG}-7")
-    assert head.split()[-2:] == ["interrupt.", "score"]
-    assert row.split() == [f"{LONG}-0", "ready", *["1234567"] * 4, *["1234.5000"] * 5]
+    assert head.split()[-3:] == ["interrupt.", "ramp", "score"]
+    assert row.split() == [f"{LONG}-0", "ready", *["1234567"] * 4, *["1234.5000"] * 6]
     assert decision == f"decision answer: route, replica: {LONG}-0, reason: holder"
 
 

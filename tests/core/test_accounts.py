@@ -90,8 +90,8 @@ class Accounts(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS))
     def restart(self, replica: str) -> None:
-        self.fleet.engine(replica, 0.0, None)
-        assert self.fleet.engine(replica, self.now + 1.0, None)
+        self.fleet.engine(replica, 0.0, None, self.now)
+        assert self.fleet.engine(replica, self.now + 1.0, None, self.now)
 
     @rule(replica=st.sampled_from(REPLICAS), state=st.sampled_from([State.READY, State.READY, State.DOWN]))
     def mark(self, replica: str, state: State) -> None:

@@ -38,7 +38,7 @@ def test_an_explanation_tells_what_the_decision_was_made_of() -> None:
     assert holder.reading is not None
     assert (holder.reading.depth, holder.reading.uncached) == (8, 256.0)
     assert holder.lines is not None
-    assert len(holder.lines) == 4
+    assert len(holder.lines) == 5
     assert explanation.decision == Route(route.replica, Reason.HOLDER, 1280, 1024, 1024)
 
 

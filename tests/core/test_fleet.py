@@ -299,10 +299,10 @@ def test_counters_change_by_requests_only_whatever_the_health_loop_does() -> Non
 def test_a_blip_keeps_what_is_resident() -> None:
     fleet = fleet_of(1)
     answered(fleet, PROMPT)
-    fleet.engine("r0", 100.0, None)
+    fleet.engine("r0", 100.0, None, 0.0)
     fleet.mark("r0", State.DOWN, "no answer", 1.0)
     fleet.mark("r0", State.READY, "answers", 2.0)
-    assert fleet.engine("r0", 100.0, None) is False
+    assert fleet.engine("r0", 100.0, None, 0.0) is False
     assert fleet.residency.depths(PROMPT.chain) == {"r0": 8}
 
 
@@ -310,22 +310,22 @@ def test_a_new_epoch_forgets_what_was_resident_and_the_first_one_seen_does_not()
     fleet = fleet_of(2)
     answered(fleet, PROMPT)
     holder = next(iter(fleet.residency.depths(PROMPT.chain)))
-    assert fleet.engine(holder, 100.0, None) is False
+    assert fleet.engine(holder, 100.0, None, 0.0) is False
     assert fleet.residency.depths(PROMPT.chain) == {holder: 8}
-    assert fleet.engine(holder, None, None) is False
+    assert fleet.engine(holder, None, None, 0.0) is False
     assert fleet.replica(holder).epoch == 100.0
-    assert fleet.engine(holder, 200.0, None) is True
+    assert fleet.engine(holder, 200.0, None, 0.0) is True
     assert fleet.residency.depths(PROMPT.chain) == {}
     assert fleet.replica(holder).epoch == 200.0
-    assert fleet.engine(holder, 200.0, None) is False
+    assert fleet.engine(holder, 200.0, None, 0.0) is False
 
 
 def test_what_an_engine_says_of_its_cache_replaces_what_the_configuration_said() -> None:
     fleet = fleet_of([ReplicaSpec("a", kv_tokens=5000), ReplicaSpec("b")])
     assert [replica.kv_tokens for replica in fleet.replicas] == [5000, DEFAULT_KV_TOKENS]
-    fleet.engine("a", 1.0, 7000)
+    fleet.engine("a", 1.0, 7000, 0.0)
     assert fleet.replica("a").kv_tokens == 7000
-    fleet.engine("a", 1.0, None)
+    fleet.engine("a", 1.0, None, 0.0)
     assert fleet.replica("a").kv_tokens == 7000
 
 

@@ -37,7 +37,7 @@ def test_the_weights_are_the_start_values_of_the_policy() -> None:
 # The score.
 
 
-def test_the_four_lines_are_those_computed_by_hand() -> None:
+def test_the_lines_are_those_computed_by_hand() -> None:
     busy = reading(
         "a", backlog=2000.0, uncached=1000.0, cold=600.0, lin=1e-4, context=50_000.0, running=20.0,
         recent=10_000.0, step=0.01,
@@ -49,6 +49,7 @@ def test_the_four_lines_are_those_computed_by_hand() -> None:
             1.8,  # 15 * 600 * 2e-4
             0.07,  # .25 * 100 * 4e-8 * (50,000 + 20 * 1000)
             0.0625,  # y = 10,000 / 10,000 / 5 = .2: .25 * 100 * .01 * .2 / .8
+            0.0,
         )
     )
 
@@ -57,9 +58,9 @@ def test_the_weights_enter_where_they_should() -> None:
     busy = reading("a", cold=600.0, context=50_000.0, running=20.0, recent=10_000.0)
     view = FakeView([busy])
     plain = PrefixAffinity(Weights(stickiness=1.0, decode=1.0)).lines(busy, view)
-    assert plain == pytest.approx((0.1, 0.06, 0.28, 0.25))
+    assert plain == pytest.approx((0.1, 0.06, 0.28, 0.25, 0.0))
     assert PrefixAffinity(Weights(stickiness=2.0, decode=1.0)).lines(busy, view)[1] == pytest.approx(0.12)
-    assert PrefixAffinity(Weights(stickiness=1.0, decode=0.5)).lines(busy, view)[2:] == pytest.approx((0.14, 0.125))
+    assert PrefixAffinity(Weights(stickiness=1.0, decode=0.5)).lines(busy, view)[2:4] == pytest.approx((0.14, 0.125))
 
 
 def test_stickiness_is_never_at_a_replicas_own_speed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.baselines import LeastRequests
 from router.core.fleet import Fleet, FleetSettings
 from router.core.lease import Lease
-from router.core.member import ReplicaSpec
+from router.core.member import Replica, ReplicaSpec
 from router.core.policy import Limits, PrefixAffinity
 from router.core.ranking import ASKS, LEAST, SECONDS
 from router.core.types import (
@@ -44,6 +44,7 @@ class Whole:
         self.replicas = view.replicas
         self.ready, self.tokens, self.cold = view.ready, view.tokens, view.cold
         self.lin, self.kv, self.output, self.tau = view.lin, view.kv, view.output, view.tau
+        self.ramping = view.ramping
 
     def few(self) -> Few | None:
         return None
@@ -59,9 +60,11 @@ class Whole:
 
 
 class Watching(PrefixAffinity):
-    """It also decides by the whole fleet, and compares; `read` is how many replicas the last search looked at."""
+    """It also decides by the whole fleet, and compares; `read` is how many replicas the last search looked at, and
+    `ramped` how many searches knew somebody who had come empty."""
 
     searched = 0
+    ramped = 0
     read = 0
 
     def pick(self, ask: Ask, view: View, now: float, rng: Rng) -> Candidate | Wait:
@@ -69,6 +72,7 @@ class Watching(PrefixAffinity):
         few = view.few()
         if few is not None and ask.size:
             self.searched += 1
+            self.ramped += view.ramping is not None
             self.read = len(self._search(few, view)[0])
         if ask.size:
             assert picked == super().pick(ask, Whole(view), now, rng)
@@ -80,11 +84,28 @@ def settled(fleet: Fleet, now: float) -> None:
         fleet.sign_of_life(member.id, now)
 
 
+def befall(member: Replica, fleet: Fleet, now: float, rng: Random) -> None:
+    """Something comes from a replica itself."""
+    match rng.choice(["sample"] * 4 + ["refusal", "restart", "probe", "probe"]):
+        case "sample":
+            usage, waiting = rng.choice([0.2, 0.96]), rng.choice([0, 0, 3, 40])
+            fleet.sampled(member.id, EngineSample(now, 5, waiting, usage, member.requests, member.unstarted))
+        case "refusal":
+            fleet.full(member.id, now + 0.05)
+        case "restart":
+            fleet.engine(member.id, now, None, now)
+        case _:
+            fleet.mark(member.id, rng.choice([State.READY, State.READY, State.DOWN]), "test", now)
+
+
 def busy(seed: int, replicas: int, policy: PrefixAffinity, seconds: float = 2.0) -> Fleet:
-    """A fleet of unequal speed with some minutes behind it: leases, tokens, ends, silent answers, gauges, refusals."""
+    """A fleet of unequal speed with some seconds behind it: leases, tokens, ends, silent answers, gauges, refusals,
+    restarts."""
     rng = Random(seed)
     specs = [ReplicaSpec(f"r{i}", rng.choice([None, 8000.0, 16_000.0, 17_000.0])) for i in range(replicas)]
     fleet = fleet_of(specs, policy, FleetSettings(max_concurrency=rng.choice([None, 9])))
+    for spec in specs:
+        fleet.engine(spec.id, 0.0, None, 0.0)
     now, pending = 0.0, list[Lease]()
     while now < seconds:
         now += rng.choice([0.0, 0.001, 0.004, 0.03])
@@ -104,15 +125,8 @@ def busy(seed: int, replicas: int, policy: PrefixAffinity, seconds: float = 2.0)
                 lease.finish(rng.choice([Outcome.OK, Outcome.ABORTED]), Usage(900, rng.randrange(1, 900), 0), now)
             else:
                 lease.first_token(now)
-        elif event < 0.95:
-            member = fleet.replica(f"r{rng.randrange(replicas)}")
-            usage = rng.choice([0.2, 0.96])
-            waiting = rng.choice([0, 0, 3, 40])
-            fleet.sampled(member.id, EngineSample(now, 5, waiting, usage, member.requests, member.unstarted))
-        elif event < 0.97:
-            fleet.full(f"r{rng.randrange(replicas)}", now + 0.05)
         else:
-            fleet.mark(f"r{rng.randrange(replicas)}", rng.choice([State.READY, State.READY, State.DOWN]), "test", now)
+            befall(fleet.replicas[rng.randrange(replicas)], fleet, now, rng)
     return fleet
 
 
@@ -122,6 +136,19 @@ def test_a_search_decides_as_a_look_at_everybody_does(seed: int, replicas: int) 
     policy = Watching(limits=Limits(max_backlog_seconds=4.0))
     busy(seed, replicas, policy)
     assert policy.searched > 5
+    assert policy.ramped > 0
+
+
+def test_who_has_come_empty_is_read_for_every_ask_of_a_window() -> None:
+    fleet = fleet_of(LEAST)
+    fleet.join([ReplicaSpec("late")], 1.0)
+    fleet.serves("late", {MODEL: {}})
+    fleet.mark("late", State.READY, "test", 1.0)
+    routed(fleet, ask(("a", 4)), 1.0)
+    group = fleet._group(MODEL)
+    assert group is not None
+    assert group.ranking is not None
+    assert [member.id for member in group.ranking.watched] == ["late"]
 
 
 def test_only_a_part_of_a_large_fleet_is_read() -> None:

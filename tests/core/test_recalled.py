@@ -197,7 +197,7 @@ def test_a_fleet_that_recalls_sends_a_known_prompt_where_it_is() -> None:
 
 def test_what_is_recalled_counts_for_as_long_as_the_engine_lives() -> None:
     fleet = fleet_of(2)
-    fleet.engine("r0", 5.0, None)
+    fleet.engine("r0", 5.0, None, 0.0)
     fleet.snapshots.recall("r0", 4.0, chain(1, 4), 0.0)  # Of an earlier life.
     fleet.snapshots.recall("r9", 4.0, chain(1, 4), 0.0)  # Of a stranger.
     assert fleet.residency.depths(chain(1, 4)) == {}
@@ -205,7 +205,7 @@ def test_what_is_recalled_counts_for_as_long_as_the_engine_lives() -> None:
     fleet.snapshots.recall("r1", None, chain(1, 2), 0.0)
     assert fleet.residency.depths(chain(1, 4)) == {"r0": 4, "r1": 2}
     fleet.snapshots.recall("r1", 7.0, chain(1, 2), 0.0)
-    assert fleet.engine("r1", 8.0, None)  # Not known yet when it was recalled: it has restarted since.
+    assert fleet.engine("r1", 8.0, None, 0.0)  # Not known yet when it was recalled: it has restarted since.
     assert fleet.residency.depths(chain(1, 4)) == {"r0": 4}
 
 

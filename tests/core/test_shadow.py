@@ -195,14 +195,14 @@ def test_the_members_are_those_of_the_real_fleet() -> None:
     fleet.serves("r2", {MODEL: {}})
     fleet.mark("r2", State.READY, "test", 1.0)
     fleet.mark("r1", State.EJECTED, "test", 1.0)
-    fleet.engine("r0", 7.0, 123)
+    fleet.engine("r0", 7.0, 123, 1.0)
     stage.align()
     assert [(each.id, each.state) for each in shadow.replicas] == [
         ("r0", State.READY), ("r1", State.DOWN), ("r2", State.READY),
     ]  # fmt: skip
     assert shadow.replica("r0").kv_tokens == 123
     assert shadow.residency.held("r0") == 8
-    fleet.engine("r0", 8.0, 123)
+    fleet.engine("r0", 8.0, 123, 2.0)
     fleet.mark("r1", State.DOWN, "test", 2.0)
     fleet.mark("r1", State.READY, "test", 2.0)
     fleet.leave("r2")
@@ -303,7 +303,7 @@ def test_those_left_out_are_spread_evenly_unless_the_sample_shows_a_pile() -> No
 @pytest.mark.parametrize(("sample", "blocks"), [(1.0, 1000), (0.5, 500), (0.1, 100)])
 def test_of_each_cache_the_sample_has_its_share(sample: float, blocks: int) -> None:
     stage = Stage(RoundRobin(), RoundRobin(), replicas=1, sample=sample)
-    stage.fleet.engine("r0", None, 1000 * TOKENS_PER_BLOCK + 256)  # The outputs in flight are taken off.
+    stage.fleet.engine("r0", None, 1000 * TOKENS_PER_BLOCK + 256, 0.0)  # The outputs in flight are taken off.
     stage.align()
     for i in range(30):
         stage.serve(ask((f"p{i}", 40)))
