@@ -43,6 +43,7 @@ app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
 
 _Trace = Annotated[Path | None, _EXISTING]
 _Only = Annotated[list[str] | None, typer.Option(help="This kind of traffic (may be given again).")]
+_Scale = Annotated[float, typer.Option(min=0.01, help="Times the usual rates.")]
 _Seeds = Annotated[int, typer.Option(min=1, help="Repeats, each with other traffic.")]
 _Processes = Annotated[int, typer.Option(min=1, help="That simulate.")]
 
@@ -52,11 +53,12 @@ def replicas(
     conversation: _Trace = None,
     synthetic: _Trace = None,
     only: _Only = None,
+    scale: _Scale = 1.0,
     seeds: _Seeds = 1,
     processes: _Processes = 2,
 ) -> None:
     """One replica of eight more, and one less: which prefixes keep their replica?"""
-    cells = [(each, seed) for each in _traffic(conversation, synthetic, only) for seed in range(1, seeds + 1)]
+    cells = [(each, seed) for each in _traffic(conversation, synthetic, only, scale) for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(chain.from_iterable(executor.map(placed, *zip(*cells, strict=True))))
     _end(*replicas_table(rows))
@@ -67,11 +69,12 @@ def routers(
     conversation: _Trace = None,
     synthetic: _Trace = None,
     only: _Only = None,
+    scale: _Scale = 1.0,
     seeds: _Seeds = 1,
     processes: _Processes = 2,
 ) -> None:
     """One router of 1, 2 and 4 restarts: do requests go where they went?"""
-    traffic = _traffic(conversation, synthetic, only)
+    traffic = _traffic(conversation, synthetic, only, scale)
     cells = [(each, count, seed) for each in traffic for count in ROUTERS for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(chain.from_iterable(executor.map(handed, *zip(*cells, strict=True))))
@@ -86,18 +89,20 @@ def fleet(
     processes: _Processes = 2,
 ) -> None:
     """A whole fleet comes back cold: when is time to first token what it was, and at which load at all?"""
-    found = [_small(each.kind) for each in _traffic(conversation, None, only) if only or each.kind.name in COLD]
+    found = [_small(each.kind) for each in _traffic(conversation, None, only, 1.0) if only or each.kind.name in COLD]
     with ProcessPoolExecutor(processes) as executor:
         rows = _told(_cold(executor, found, range(1, seeds + 1)))
     Console(width=140).print(fleet_table(rows))
     _end(headroom_table(rows), 0)
 
 
-def _traffic(conversation: Path | None, synthetic: Path | None, only: Sequence[str] | None) -> list[Traffic]:
+def _traffic(
+    conversation: Path | None, synthetic: Path | None, only: Sequence[str] | None, scale: float
+) -> list[Traffic]:
     """Raises typer.BadParameter for a name that is none."""
     traces = {"conversation": conversation, "synthetic": synthetic}
     given = kinds({name: path for name, path in traces.items() if path is not None})
-    known = {kind.name: Traffic(kind, RATES[kind.name]) for kind in given if kind.name in RATES}
+    known = {kind.name: Traffic(kind, scale * RATES[kind.name]) for kind in given if kind.name in RATES}
     for name in only or ():
         if name not in known:
             raise typer.BadParameter(f"one of {', '.join(known)}, or its trace is not given", param_hint="--only")

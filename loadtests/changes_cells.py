@@ -251,4 +251,4 @@ def cold(kind: Kind, policy: str, deploy: str, load: float, knee: float, seed: i
     play = Traffic(kind, load * knee).play(seed, back + TAIL_S)
     calm = simulate(play, fleet, wiring, seed)
     struck = simulate(play, fleet, wiring, seed, changes)
-    return Cold(kind.name, policy, deploy, load, knee, seed, recovery(struck.records, calm.records, back))
+    return Cold(kind.name, policy, deploy, load, knee, seed, recovery(struck.records, calm.records, AT_S, back))

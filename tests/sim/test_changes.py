@@ -118,19 +118,22 @@ def test_back_is_the_first_window_that_is_as_good_as_its_pairs() -> None:
         ]
 
     calm = run(0, 1.0)
-    assert recovery(run(0, 1.0), calm, 100.0) == Recovery(0.0, 1.0, 1.0, 0)
-    found = recovery(run(120, 2.0), calm, 100.0)
+    assert recovery(run(0, 1.0), calm, 100.0, 100.0) == Recovery(0.0, 1.0, 1.0, 0)
+    found = recovery(run(120, 2.0), calm, 100.0, 100.0)
     assert found.seconds == 17.0, "3 of 30 s are still twice as slow"
     assert found.worst == pytest.approx(5 / 3)
-    assert recovery(run(200, 2.0), calm, 100.0).seconds is None
+    assert recovery(run(200, 2.0), calm, 100.0, 100.0).seconds is None
+    deploy = recovery(run(120, 2.0), calm, 100.0, 130.0)
+    assert deploy.seconds == 0.0
+    assert deploy.worst == pytest.approx(5 / 3), "what lies between is the worst"
     with pytest.raises(ValueError, match="nothing was sent after 300"):
-        recovery(calm, calm, 300.0)
+        recovery(calm, calm, 100.0, 300.0)
 
 
 def test_a_request_that_failed_is_not_back_and_is_counted() -> None:
     calm = [replace(BLANK, sent_s=float(at), first_token_s=at + 1.0, session=f"s{at}") for at in range(100)]
     struck = [replace(each, error="no_replica") if each.sent_s == 40 else each for each in calm]
-    assert recovery(struck, calm, 20.0) == Recovery(21.0, 1.0, 1.0, 1)
+    assert recovery(struck, calm, 20.0, 20.0) == Recovery(21.0, 1.0, 1.0, 1)
 
 
 def test_events_are_told_by_what_was_sent_around_them() -> None:
