@@ -69,7 +69,7 @@ async def test_a_replacement_begins_with_what_the_others_know(tmp_path: Path) ->
 async def test_a_drain_ends_no_stream_and_refuses_nobody_before_its_time(tmp_path: Path) -> None:
     """R27."""
     engine = Engine()
-    async with supervised(tmp_path, engine, workers=2, drain={"timeout": "20s", "accept": "1s"}) as (router, _):
+    async with supervised(tmp_path, engine, workers=2, drain={"timeout": "20s", "accept": "4s"}) as (router, _):
         streams = await streaming(router, 100)
         async with router.client() as kept:
             assert "Connection" not in (await chat(kept)).headers
