@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 
 import msgspec
 
@@ -22,8 +23,9 @@ from router.gossip.incoming import Incoming, is_whole
 from router.gossip.lines import BEAT, Line, Store
 from router.gossip.messages import Batch, Codec, Shared, Summary
 from router.gossip.outgoing import Outgoing
-from router.gossip.seal import Flaw, Seal, Unusable
+from router.gossip.seal import Flaw, Seal, Unusable, common
 from router.gossip.snapshot import Snapshot, owned
+from router.gossip.standing import Standing
 
 log = logging.getLogger("homing.gossip")
 
@@ -39,6 +41,9 @@ longest pause), and hears them."""
 
 MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
+
+COMPARE = 4
+"""Heartbeats between looks for routers in front of the same replicas that have another secret."""
 
 BYE = 0.5
 """Seconds for the last word."""
@@ -63,11 +68,10 @@ class Link:
         self.line: Line
         self._fleet, self._hub, self._snapshot, self._recalled = fleet, hub, snapshot, recalled
         self._codec, self._summaries = Codec(), msgspec.msgpack.Decoder(Summary)
-        self._spoilt: Counter[Flaw] = Counter()
         self._outgoing = Outgoing(fleet, self.name, block, time.monotonic)
         self._incoming = Incoming(self.seal, block, self._heard, hub.part)
-        self._problem: str | None = "not connected yet"
-        self._since = self._alive_at = time.monotonic()
+        self._alive_at = time.monotonic()
+        self._standing = Standing(self._alive_at)
         self._told_once = False
         self._settled = asyncio.Event()
         self._beat = b""
@@ -167,7 +171,8 @@ class Link:
             try:
                 summary = self._summaries.decode(self.seal.open(value, key.encode()))
             except (Unusable, msgspec.DecodeError) as error:
-                self._spoilt[error.flaw if isinstance(error, Unusable) else Flaw.MALFORMED] += 1
+                flaw = error if isinstance(error, Unusable) else Unusable(Flaw.MALFORMED)
+                self._incoming.flaws.note(flaw, time.monotonic())
             else:
                 if key == self._part(summary.replica):
                     self._recalled(summary)
@@ -175,7 +180,9 @@ class Link:
     async def keep(self, store: Store) -> None:
         place = self._state(self.name)
         written: dict[ReplicaId, Summary] = {}
-        while True:
+        for beats in count():
+            if beats % COMPARE == 0:
+                await self._compare(store)
             if self._beat:
                 await store.enlist(self._routers, self.name)
                 await store.write(place, self.seal.close(self._beat, place.encode()), TTL)
@@ -186,6 +193,18 @@ class Link:
                     await self._write(store, summary)
             await asyncio.sleep(BEAT)
 
+    async def _compare(self, store: Store) -> None:
+        """Leave word for routers in front of the same replicas, and read theirs: with another secret they have another
+        channel, so they would never be heard. Names of replicas are in Redis' keys anyway."""
+        replicas = [replica.id for replica in self._fleet.replicas]
+        if not replicas:
+            return
+        ours, place = self.seal.prefix.encode(), common(replicas)
+        theirs = (await store.read([place])).get(place, ours)
+        if theirs != ours:
+            self._incoming.flaws.note(Unusable(Flaw.SECRET), time.monotonic())
+        await store.write(place, ours, 2 * COMPARE * BEAT)
+
     async def _write(self, store: Store, summary: Summary) -> None:
         place = self._part(summary.replica)
         sealed = self.seal.close(self._codec.encode(summary), place.encode())
@@ -195,28 +214,21 @@ class Link:
     def turned(self, problem: str | None) -> None:
         if problem is not None:
             self._settled.set()
-        if problem == self._problem:
-            return
-        now = time.monotonic()
-        if problem is None:
-            log.info("load and beliefs are shared with the other routers over Redis (after %.1f s)", now - self._since)
-        elif self._problem is None or not self._told_once:
-            log.warning("Redis: %s; routing goes on from what this router knows", problem)
-        else:
-            log.debug("Redis: %s", problem)
-        self._problem, self._since, self._told_once = problem, now, True
+        self._told_once = True
+        self._standing.turned(problem, time.monotonic())
 
     # How it goes.
 
     @property
     def up(self) -> bool:
         """Whether news goes to the others and comes from them."""
-        return self._problem is None
+        return self._standing.problem is None
 
     @property
     def problem(self) -> str | None:
         """What keeps this router from deciding as one with the others."""
-        return None if self._problem is None else f"{self._problem} (for {time.monotonic() - self._since:.0f} s)"
+        problem, since = self._standing.problem, self._standing.since
+        return None if problem is None else f"{problem} (for {time.monotonic() - since:.0f} s)"
 
     @property
     def peers(self) -> int:
@@ -231,7 +243,7 @@ class Link:
     @property
     def dropped(self) -> Mapping[str, int]:
         """News that was not taken, by flaw, and not told, as `queue`."""
-        return Counter(self._incoming.dropped) + self._spoilt + Counter(queue=self._outgoing.dropped.total())
+        return Counter(self._incoming.flaws.counted) + Counter(queue=self._outgoing.dropped.total())
 
     # Small things.
 
@@ -246,7 +258,9 @@ class Link:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            self._incoming.expire(time.monotonic())
+            now = time.monotonic()
+            self._incoming.expire(now)
+            self._standing.look(now)
 
     @property
     def _routers(self) -> str:
