@@ -143,12 +143,14 @@ class Link:
         self.received += len(data)
         if self.seal.is_own(data):
             self._alive_at = now
+            self._outgoing.heard()
             return True
         self._incoming.take(data, now)
         return False
 
     async def join(self, store: Store) -> None:
         if self._told_once:
+            self._outgoing.again()
             self._held_until = time.monotonic() + HOLD
             asyncio.get_running_loop().call_later(HOLD, self.line.wake)
         routers = self._routers

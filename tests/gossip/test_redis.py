@@ -1,8 +1,6 @@
 """Routers that share over a real Redis: what one does the others know, and what Redis does to them is no request's."""
 
-import asyncio
 import logging
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -31,14 +29,14 @@ class Routers:
     async def add(self, name: str, prefix_block: int = 512, **gossip: Any) -> Crewed:
         """One more, which serves; `gossip` are settings of that section."""
         directory = self._directory / name
-        directory.mkdir()
+        directory.mkdir(parents=True)
         (directory / "secret").write_text(gossip.pop("secret", SECRET))
         if "password" in gossip:
             (directory / "password").write_text(gossip.pop("password"))
             gossip["password_file"] = "password"
         shared = {"url": self._server.url, "secret_file": "secret"} | gossip
-        tree = tree_of(self._replicas) | {"workers": 1, "routing": {"prefix_block": prefix_block}, "gossip": shared}
-        router = Crewed(directory, tree)
+        sections = {"gossip": shared, "routing": {"prefix_block": prefix_block}, "health": {"interval": "1s"}}
+        router = Crewed(directory, tree_of(self._replicas) | sections | {"workers": 1})
         await router.start()
         self._stack.push_async_callback(router.stop)
         await router.ready(*(f"r{number}" for number in range(1, len(self._replicas) + 1)))
@@ -265,84 +263,6 @@ async def test_nothing_that_is_in_redis_tells_what_was_asked(tmp_path: Path) -> 
         assert len(news) > 4
         assert values
         assert not [data for data in [*news, *values] if b"sentence" in data or SECRET.encode() in data]
-
-
-async def test_redis_killed_and_started_again_costs_no_request_and_they_agree_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """CASES B63."""
-    caplog.set_level(logging.INFO, logger="homing.gossip")
-    async with redis_server() as server, routers(tmp_path, server) as (fleet, engine):
-        first, second = [await fleet.add(name) for name in "ab"]
-        await acquainted(first, second)
-        caplog.clear()
-        await server.kill()
-        await until(lambda: not link(first).up and not link(second).up, WITHIN)
-        for number in range(20):
-            assert (await first.chat(f"{number} " * 300)).status == 200
-        stream = Stream(first, "while it is gone " * 100)
-        await until(lambda: stream.chunks > 0, WITHIN)
-        status, text = await first.get("/readyz?verbose")
-        assert status == 200
-        assert "[~]gossip degraded: " in text
-        assert await first.metric("homing_redis_up") == 0
-        await server.start()
-        await until(lambda: link(first).up and link(second).up, WITHIN)
-        await acquainted(first, second)
-        await until(lambda: sum(others(second).values()) == 1 and held(first) == held(second), 3.0)
-        assert (await first.get("/readyz"))[1] == "ok"
-        engine.end()
-        await finished([stream])
-        assert [record.levelname for record in caplog.records].count("WARNING") == 2, caplog.text
-        assert [record.levelname for record in caplog.records].count("INFO") == 2, caplog.text
-
-
-async def test_a_redis_that_is_frozen_is_found_out_and_taken_up_again(tmp_path: Path) -> None:
-    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
-        first, second = [await fleet.add(name) for name in "ab"]
-        await acquainted(first, second)
-        server.process.signal(signal.SIGSTOP)
-        try:
-            await until(lambda: not link(first).up and not link(second).up, WITHIN)
-            assert (await first.chat("hello " * 300)).status == 200
-        finally:
-            server.process.signal(signal.SIGCONT)
-        await until(lambda: link(first).up and link(second).up, WITHIN)
-        await acquainted(first, second)
-        await until(lambda: held(first) == held(second), WITHIN)
-
-
-async def test_a_wrong_password_is_said_once_and_requests_are_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with redis_server("--requirepass", "right") as server, routers(tmp_path, server) as (fleet, _):
-        good = await fleet.add("a", password="right")
-        bad = await fleet.add("b", password="wrong")
-        await until(lambda: link(good).up, WITHIN)
-        assert (await bad.chat()).status == 200
-        assert "password" in link(bad).problem
-        await asyncio.sleep(1.0)  # Some tries.
-        said = [record for record in caplog.records if record.name == "homing.gossip" and "password" in record.message]
-        assert len([record for record in said if record.levelno >= logging.WARNING]) == 1
-        assert not [record for record in caplog.records if "wrong" in record.message]
-
-
-async def test_a_redis_whose_memory_is_full_still_carries_news(tmp_path: Path) -> None:
-    async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
-        first, second = [await fleet.add(name) for name in "ab"]
-        await acquainted(first, second)
-        async with server.client() as client:
-            await client.config_set("maxmemory", "1")
-        await until(
-            lambda: "memory" in (link(first).problem or "") and "memory" in (link(second).problem or ""), WITHIN
-        )
-        stream = Stream(first, "hello " * 400)
-        await until(lambda: sum(others(second).values()) == 1, WITHIN)
-        assert link(second).peers == 1
-        async with server.client() as client:
-            await client.config_set("maxmemory", "0")
-        await until(lambda: link(first).up, WITHIN)
-        stream.task.cancel()
 
 
 async def test_a_router_whose_redis_is_not_there_starts_and_serves(tmp_path: Path) -> None:
