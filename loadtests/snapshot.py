@@ -34,8 +34,8 @@ from loadtests.multirouter_bed import TOKENS, Replicas, Router, Spec, router
 from loadtests.processes import Interrupted, ProcessError, run_until_signal
 from loadtests.redisserver import RedisServer, redis_server
 from loadtests.workloads import BYTES_PER_TOKEN, Message, pseudo_text
+from replica.profiles import PROFILES
 from router.core.types import Ask, Outcome, ReplicaId, Route
-from router.gossip.snapshot import PERIOD
 from router.proxy.openai import endpoint
 
 CHAT = endpoint("/v1/chat/completions")
@@ -44,7 +44,9 @@ MOST_BYTES, MOST_SECONDS, LEAST_ALIKE = 2_000_000, 1.0, 0.95
 PACE = 20
 """Prefixes placed between two turns of the loop, so that news is told as it comes and no queue overflows."""
 
-SETTLE_S = 60.0
+SETTLE_S, LOOK_S = 60.0, 0.2
+HASH_BYTES = 8
+WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ async def measure(plan: Plan) -> Found:
         stored = await settled(server, peers)
         began, cpu = monotonic(), process_time()
         new = await stack.enter_async_context(router(spec, replicas))
-        hashes = recalled(new)
+        hashes = await recalled(new, peers)
         join_s, join_cpu_s = monotonic() - began, process_time() - cpu
         same = await compare(new, peers, texts)
         return Found(
@@ -132,7 +134,7 @@ async def measure(plan: Plan) -> Found:
 
 
 async def place(plan: Plan, peers: list[Router], texts: list[Message]) -> None:
-    """Have each prefix computed where a router sends it, and some a second time elsewhere, by one router or the other."""
+    """Have each prefix computed where a router sends it, and some a second time elsewhere; the routers take turns."""
     rng = Random(plan.seed)
     names = [each.id for each in peers[0].workers[0].fleet.replicas]
     for number, text in enumerate(texts):
@@ -146,31 +148,32 @@ async def place(plan: Plan, peers: list[Router], texts: list[Message]) -> None:
 
 
 def send(one: Router, ask: Ask, rng: Random) -> ReplicaId:
-    """Route, lease and finish a request. Raises ProcessError for one that nobody takes: nothing here is ever full."""
-    fleet = one.workers[0].fleet
-    route = fleet.route(ask, monotonic(), rng)
+    """Route, lease and finish a request that began as long ago as its replica needs to compute it, so that no router
+    learns of replicas that take no time. Raises ProcessError for one that nobody takes: nothing here is ever full."""
+    fleet, now = one.workers[0].fleet, monotonic()
+    route = fleet.route(ask, now, rng)
     if not isinstance(route, Route):
         raise ProcessError(f"no replica takes a request: {route}")
-    lease = fleet.lease(route, ask, monotonic())
-    lease.first_token(monotonic())
-    lease.finish(Outcome.OK, None, monotonic())
+    computed = max(1, route.tokens - route.cached) / PROFILES[PROFILE].prefill_tokens_per_second
+    lease = fleet.lease(route, ask, now - computed)
+    lease.first_token(now)
+    lease.finish(Outcome.OK, None, now)
     return route.replica
 
 
 async def settled(server: RedisServer, peers: list[Router]) -> int:
-    """Bytes in Redis, once both routers believe the same and what is stored has not changed for two rounds."""
-    unchanged, before, began = 0, -1, monotonic()
-    while unchanged < 2:
+    """Bytes in Redis, once both routers believe the same, and all of it is there."""
+    began = monotonic()
+    while True:
+        async with server.client() as client:
+            stored = sum([await client.strlen(key) for key in await client.keys("homing:*:holds")])
+        hashes = believed(peers[0])
+        told = [hashes, *(summarised(each) for each in peers)]
+        if beliefs(peers[0]) == beliefs(peers[1]) and len(set(told)) == 1 and stored >= HASH_BYTES * hashes:
+            return stored
         if monotonic() - began > SETTLE_S:
             raise ProcessError("the routers have not come to agree in a minute")
-        await asyncio.sleep(2 * PERIOD)
-        async with server.client() as client:
-            keys = await client.keys("homing:*:holds")
-            stored = sum([await client.strlen(key) for key in keys])
-        equal = beliefs(peers[0]) == beliefs(peers[1])
-        unchanged = unchanged + 1 if stored == before and equal else 0
-        before = stored
-    return before
+        await asyncio.sleep(LOOK_S)
 
 
 def beliefs(one: Router) -> dict[ReplicaId, int]:
@@ -179,8 +182,23 @@ def beliefs(one: Router) -> dict[ReplicaId, int]:
     return {each.id: fleet.residency.held(each.id) for each in fleet.replicas}
 
 
-def recalled(one: Router) -> int:
-    """Hashes that its worker was told by a snapshot."""
+async def recalled(new: Router, peers: list[Router]) -> int:
+    """Hashes that the new worker believes, once they are as many as a peer's supervisor has of its own."""
+    told, began = summarised(peers[0]), monotonic()
+    while (known := believed(new)) < told:
+        if monotonic() - began > SETTLE_S:
+            raise ProcessError(f"the new router knows {known} of {told} hashes after a minute")
+        await asyncio.sleep(0.02)
+    return known
+
+
+def summarised(one: Router) -> int:
+    """Hashes that its supervisor keeps for who joins."""
+    return sum(len(summary.hashes) for summary in one.crew.snapshot.summaries.values()) // HASH_BYTES
+
+
+def believed(one: Router) -> int:
+    """Hashes in which its worker would tell what it believes."""
     fleet = one.workers[0].fleet
     return sum(len(fleet.snapshots.summary(each.id).hashes) for each in fleet.replicas)
 
@@ -239,7 +257,8 @@ def snapshot(
         raise typer.Exit(1) from None
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(asdict(found)), indent=2))
-    Console().print(table(found))
+    console = Console()
+    Console(width=None if console.is_terminal else WIDTH).print(table(found))
     if found.missed:
         print(f"missed: {', '.join(found.missed)}", file=sys.stderr)
         raise typer.Exit(1)
