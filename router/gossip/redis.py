@@ -138,7 +138,7 @@ class RedisLine:
     async def _session(self) -> None:
         """Speak with Redis until something goes wrong."""
         async with connected(self._access) as (news, keys):
-            ear, mouth = await _transport(news), await _transport(news)
+            ear, mouth = [await self._timed("connect", _transport(news)) for _ in range(2)]
             self._talk = Talk(ear, mouth, self._channel, self._end, self._observe, self._echoed)
             self._news, store = news, RedisStore(keys, self._timed, self._partly)
             try:

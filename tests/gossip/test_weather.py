@@ -83,7 +83,7 @@ async def pair(directory: Path, tls: Authority | None = None, **gossip: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How it begins, how it ends, and what the routers say of it."""
+    """How it begins, how it ends, and a pattern of what the routers say of it."""
 
     name: str
     begin: Callable[[Pair], Awaitable[None]]
@@ -150,7 +150,7 @@ WEATHERS = {
         Weather("frozen", freeze, thaw, "no answer within 1 s"),
         Weather("half-open", die, heal, "no answer within 1 s"),
         Weather("half-open over TLS", die, heal, "no answer within 1 s", tls=True),
-        Weather("deaf", deafen, heal, "nothing that was sent has come back for 3 s"),
+        Weather("deaf", deafen, heal, "nothing that was sent has come back for 3 s|no answer within 1 s"),
         Weather("slow", slow_down, heal, "no answer within 1 s"),
         Weather("narrow", narrow, heal, "no answer within 1 s"),
         Weather("broken off", break_off, heal, ""),
@@ -205,7 +205,7 @@ async def test_what_befalls_redis_is_no_requests_and_when_it_is_over_they_agree(
         levels = Counter(record.levelname for record in said.records[name])
         assert levels == {"WARNING": 2, "INFO": 2}, (name, caplog.text)
         warned = [record.message for record in said.records[name] if record.levelname == "WARNING"]
-        assert all(WEATHERS[name].said in message for message in warned), warned
+        assert all(re.search(WEATHERS[name].said, message) for message in warned), warned
 
 
 async def through(weather: Weather, two: Pair) -> None:

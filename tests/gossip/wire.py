@@ -19,8 +19,8 @@ PIECE = 4096
 class Wire:
     """`target` is the port that new connections go to. `delay` is seconds each way, `rate` bytes a second of all
     connections together, None: as fast as it goes. While `dead` no byte passes and nobody is told: new connections are
-    taken and hang, the server's ends are not passed on. While `deaf` subscribers hear nothing, and all else passes.
-    While `refusing`, new connections are reset. `accepted` are the moments of new ones."""
+    taken and hang, as do those that were there, and none of them ever wakes. While `deaf` subscribers hear nothing, and
+    all else passes. While `refusing`, new connections are reset. `accepted` are the moments of new ones."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -39,7 +39,7 @@ class Wire:
         return len(self._open)
 
     def heal(self) -> None:
-        """Be a good network again. What was held back arrives."""
+        """Be a good network again, for connections to come at least."""
         self.delay, self.rate = 0.0, None
         self.dead = self.deaf = self.refusing = False
         self._changed.set()
@@ -114,7 +114,9 @@ class Wire:
                 self._free_at = max(self._free_at, loop.time()) + len(data) / self.rate
                 due = max(due, self._free_at)
             await asyncio.sleep(max(0.0, due - loop.time()))
-            while self.dead or (deaf() and subscribed.is_set()):
+            if self.dead:
+                await loop.create_future()  # For ever: a connection that was cut half open stays so.
+            while deaf() and subscribed.is_set():
                 await self._changed.wait()
             writer.write(data)
 
