@@ -27,12 +27,17 @@ class Incoming:
         self._seal, self._block, self._heard, self._gone = seal, block, heard, gone
         self._decoder = msgspec.msgpack.Decoder(Batch)
         self._heard_at: dict[PeerId, float] = {}
+        self._came_at: dict[PeerId, float] = {}
         self.flaws = Flaws()
 
     @property
     def peers(self) -> list[PeerId]:
         """The routers that are there."""
         return list(self._heard_at)
+
+    def settled(self, by: float) -> list[PeerId]:
+        """Those that were there by then."""
+        return [peer for peer, at in self._came_at.items() if at <= by]
 
     def oldest(self, now: float) -> float:
         """Seconds since the last news of whoever was heard longest ago; 0 when nobody is there."""
@@ -51,6 +56,7 @@ class Incoming:
                 self._lose(batch.peer)
                 return
         self._heard_at[batch.peer] = now
+        self._came_at.setdefault(batch.peer, now)
         self._heard(batch, payload)
 
     def expire(self, now: float) -> None:
@@ -60,6 +66,7 @@ class Incoming:
 
     def _lose(self, peer: PeerId) -> None:
         if self._heard_at.pop(peer, None) is not None:
+            del self._came_at[peer]
             self._gone(peer)
 
     def _decode(self, payload: bytes) -> Batch:

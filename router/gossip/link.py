@@ -42,6 +42,14 @@ longest pause), and hears them."""
 MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
 
+SETTLING = 5.0
+"""Seconds for which who has just come writes no part of the snapshot, while somebody else can: it lacks what was placed
+between the others' last writing and its own first hearing, and would write over it."""
+
+READ_AGAIN = 4
+"""Heartbeats after which who has come reads the snapshot once more: by then the others have told each replica's part
+anew (snapshot.PERIOD) and written it, with all that was placed before it heard them."""
+
 COMPARE = 4
 """Heartbeats between looks for routers in front of the same replicas that have another secret."""
 
@@ -75,7 +83,7 @@ class Link:
         self._told_once = False
         self._settled = asyncio.Event()
         self._beat = b""
-        self._held_until = 0.0
+        self._held_until = self._joined_at = 0.0
         self._waking: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.sent = self.received = 0
@@ -149,6 +157,7 @@ class Link:
         return False
 
     async def join(self, store: Store) -> None:
+        self._joined_at = time.monotonic()
         if self._told_once:
             self._outgoing.again()
             self._held_until = time.monotonic() + HOLD
@@ -183,17 +192,29 @@ class Link:
         place = self._state(self.name)
         written: dict[ReplicaId, Summary] = {}
         for beats in count():
+            if beats == READ_AGAIN and self._incoming.peers:
+                await self._recall(store)
             if beats % COMPARE == 0:
                 await self._compare(store)
             if self._beat:
                 await store.enlist(self._routers, self.name)
                 await store.write(place, self.seal.close(self._beat, place.encode()), TTL)
-            for replica in owned(self._snapshot.summaries, self.name, self._incoming.peers):
+            for replica in self._owned():
                 summary = self._snapshot.summaries[replica]
                 if written.get(replica) is not summary:
                     written[replica] = summary
                     await self._write(store, summary)
             await asyncio.sleep(BEAT)
+
+    def _owned(self) -> list[ReplicaId]:
+        """The replicas whose part is ours to write."""
+        now = time.monotonic()
+        settled = self._incoming.settled(now - SETTLING)
+        if now - self._joined_at < SETTLING:
+            if settled:
+                return []
+            settled = self._incoming.peers  # All have just come, as after an outage.
+        return owned(self._snapshot.summaries, self.name, settled)
 
     async def _compare(self, store: Store) -> None:
         """Leave word for routers in front of the same replicas, and read theirs: with another secret they have another

@@ -5,7 +5,8 @@ every PERIOD, or less often when there is much to tell, and keeps the answers as
 (core/recalled.py).
 
 Between routers each replica's part is written by one of them, the one whose name and the replica's hash highest
-together (rendezvous hashing): each writes its share, none leads, and when one goes the others take over its share.
+together (rendezvous hashing): each writes its share, none leads, and when one goes the others take over its share. Who
+has just come writes nothing yet, and reads a second time (link.py).
 """
 
 from collections.abc import Collection, Iterable

@@ -55,6 +55,16 @@ def test_who_says_goodbye_or_falls_silent_is_gone_and_can_come_back() -> None:
     assert ear.incoming.peers == ["a"]
 
 
+def test_who_was_there_by_a_moment_is_settled_and_who_comes_back_is_not() -> None:
+    ear = Ear()
+    for peer, now in (("a", 1.0), ("b", 3.0), ("a", 4.0)):
+        ear.told(beat(peer), now)
+    assert (ear.incoming.settled(0.9), ear.incoming.settled(2.0), ear.incoming.settled(3.0)) == ([], ["a"], ["a", "b"])
+    ear.told(Batch("a", 512, [Bye("a")]), 5.0)
+    ear.told(beat("a"), 6.0)
+    assert ear.incoming.settled(5.0) == ["b"]
+
+
 def test_a_goodbye_of_who_was_not_there_says_nothing() -> None:
     ear = Ear()
     ear.told(Batch("a", 512, [Bye("a")]))

@@ -4,12 +4,15 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from loadtests.redisserver import RedisServer, redis_server
+from router import crew
 from router.core.types import ReplicaId
+from router.gossip import link as gossip_link
 from router.gossip.messages import Batch, Load, unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.rig import until
@@ -155,6 +158,31 @@ async def test_a_router_that_joins_sends_known_prompts_where_the_others_do_from_
         await written(server, second)
         await link(second).stop()
         third = await fleet.add("c")
+        assert [(await third.chat(prompt)).headers["x-homing-replica"] for prompt in prompts] == sent
+
+
+async def test_a_router_that_joins_learns_what_was_placed_just_before_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the snapshot did not have yet, and nobody would tell it any more: the others have told it already."""
+    monkeypatch.setattr(crew, "PERIOD", 0.5)
+    monkeypatch.setattr(gossip_link, "SETTLING", 2.5)
+    monkeypatch.setattr(gossip_link, "READ_AGAIN", 2)
+    async with redis_server() as server, routers(tmp_path, server, 4) as (fleet, _):
+        first, second = [await fleet.add(name) for name in "ab"]
+        await acquainted(first, second)
+        await until(lambda: all(link(each)._joined_at + 2.5 < monotonic() for each in (first, second)), WITHIN)
+        prompts = [f"{number} just before " * 200 for number in range(12)]
+        sent = [(await first.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
+        third = await fleet.add("c")
+        known = third.workers[0].fleet.snapshots
+        await until(
+            lambda: all(
+                set(first.workers[0].fleet.snapshots.summary(name).hashes) <= set(known.summary(name).hashes)
+                for name in held(first)
+            ),
+            WITHIN,
+        )
         assert [(await third.chat(prompt)).headers["x-homing-replica"] for prompt in prompts] == sent
 
 

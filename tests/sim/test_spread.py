@@ -42,10 +42,10 @@ def test_the_figures_are_those_of_the_records_and_need_all_answers() -> None:
         replace(BLANK, replica=name, end_s=end, cached_tokens=500) for name, end in (("r1", 3.0), ("r2", 1.0))
     ]  # fmt: skip
     done = {"r1": Done(30, 0, 1.0), "r2": Done(10, 0, 1.0)}
-    found = judge(Outcome(records, [], done, 4.0, 9), ["r1", "r2"])
+    found = judge(Outcome(records, [1, 1], [None, None], done, 4.0, 9), ["r1", "r2"])
     assert found == Spread(0.5, 1.5, 1.5, 0.5, 0.1, 0.1)
     with pytest.raises(ValueError, match="answered"):
-        judge(Outcome([replace(BLANK, error="timeout")], [], done, 4.0, 9), ["r1", "r2"])
+        judge(Outcome([replace(BLANK, error="timeout")], [1], [None], done, 4.0, 9), ["r1", "r2"])
 
 
 def test_chats_come_at_one_rate_however_many_there_are() -> None:
