@@ -112,11 +112,14 @@ class Run:
         self._listen(one)
 
     async def replace(self, position: int) -> None:
-        """Another router in one's place: the new one serves before the old one goes."""
+        """Another router in one's place: the new one serves before the old one, which goes when its answers have ended,
+        as one that drains does."""
         await self.add()
-        self.routers[position] = self.routers.pop()
-        old, self._stacks[position] = self._stacks[position], self._stacks.pop()
-        await old.aclose()
+        old, self.routers[position] = self.routers[position], self.routers.pop()
+        stack, self._stacks[position] = self._stacks[position], self._stacks.pop()
+        while any(replica.requests for worker in old.workers for replica in worker.fleet.replicas):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        await stack.aclose()
 
     def _listen(self, one: Router) -> None:
         """Note when what others have sent arrives at its first worker."""
