@@ -10,8 +10,9 @@ work         the same of the tokens that each replica computed, of prompts and a
 hit ratio    prompt tokens that engines had cached, of all
 ttft         time to first token, 50th and 99th percentile
 
-Where all is known a chat stays with the replica that it began on. So few chats are as uneven as few throws of dice,
-whatever the policy does with new ones, and more of them less.
+A chat stays with the replica that it began on, and begins at its preamble's home while waiting there costs at most
+`home_slack` more than elsewhere. So a fleet that is short of nothing is as uneven as the ring's shares and so many throws
+of dice; load evens it out.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ LOOK = 0.1
 JOIN = 2.0
 """Seconds that a start waits for the others' load and beliefs; it takes a few milliseconds when Redis is there."""
 
-HOLD = 1.6
+HOLD = 1.3
 """Seconds after a line's return in which placements wait: whom the same failure has hit is back by then (redis.py's
 longest pause), and hears them."""
 
