@@ -11,8 +11,8 @@ hit ratio    prompt tokens that engines had cached, of all
 ttft         time to first token, 50th and 99th percentile
 
 A chat stays with the replica that it began on, and begins at its preamble's home while waiting there costs at most
-`home_slack` more than elsewhere. So a fleet that is short of nothing is as uneven as the ring's shares and so many throws
-of dice; load evens it out.
+`home_slack` more than elsewhere. So a fleet that is short of nothing is as uneven as the ring's shares and so many
+throws of dice; load evens it out.
 """
 
 from collections.abc import Sequence
