@@ -24,7 +24,7 @@ from router.gossip.lines import BEAT, Line, Store
 from router.gossip.messages import Batch, Codec, Shared, Summary
 from router.gossip.outgoing import Outgoing
 from router.gossip.seal import Flaw, Seal, Unusable, common
-from router.gossip.snapshot import Snapshot, owned
+from router.gossip.snapshot import HASH_BYTES, REST, Snapshot, owned
 from router.gossip.standing import Standing
 
 log = logging.getLogger("homing.gossip")
@@ -43,12 +43,9 @@ MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
 
 SETTLING = 5.0
-"""Seconds for which who has just come writes no part of the snapshot, while somebody else can: it lacks what was placed
-between the others' last writing and its own first hearing, and would write over it."""
-
-READ_AGAIN = 4
-"""Heartbeats after which who has come reads the snapshot once more: by then the others have told each replica's part
-anew (snapshot.PERIOD) and written it, with all that was placed before it heard them."""
+"""Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while others
+can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A heartbeat
+before that it reads once more: by then the others have told each replica's part anew, and written it."""
 
 COMPARE = 4
 """Heartbeats between looks for routers in front of the same replicas that have another secret."""
@@ -191,8 +188,10 @@ class Link:
     async def keep(self, store: Store) -> None:
         place = self._state(self.name)
         written: dict[ReplicaId, Summary] = {}
+        due = bool(self._incoming.peers)  # To read once more.
         for beats in count():
-            if beats == READ_AGAIN and self._incoming.peers:
+            if due and time.monotonic() - self._joined_at >= self._settling() - BEAT:
+                due = False
                 await self._recall(store)
             if beats % COMPARE == 0:
                 await self._compare(store)
@@ -206,11 +205,16 @@ class Link:
                     await self._write(store, summary)
             await asyncio.sleep(BEAT)
 
+    def _settling(self) -> float:
+        """Seconds until who has just come knows all: the round takes longer the more there is to tell."""
+        hashes = sum(len(summary.hashes) for summary in self._snapshot.summaries.values()) // HASH_BYTES
+        return SETTLING + REST * hashes
+
     def _owned(self) -> list[ReplicaId]:
         """The replicas whose part is ours to write."""
-        now = time.monotonic()
-        settled = self._incoming.settled(now - SETTLING)
-        if now - self._joined_at < SETTLING:
+        now, settling = time.monotonic(), self._settling()
+        settled = self._incoming.settled(now - settling)
+        if now - self._joined_at < settling:
             if settled:
                 return []
             settled = self._incoming.peers  # All have just come, as after an outage.

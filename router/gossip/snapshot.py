@@ -20,11 +20,15 @@ from router.core.types import ReplicaId
 from router.gossip.messages import Learned, Message, Summary
 
 PERIOD = 2.0
-"""Seconds in which each replica is summarised once: who joins misses at most what was placed in so long."""
+"""Seconds in which each replica is summarised once. What was placed in so long before it came, who joins learns when it
+reads a second time (link.py)."""
 
 REST = 120e-6
 """Seconds of rest for each hash that was told. Telling one takes a worker 0.6 us, so it spends half a percent of its
 time on it; with 2 MiB, the most there can be, each replica's turn comes every 31 s."""
+
+
+HASH_BYTES = 8
 
 
 class Stored(msgspec.Struct, array_like=True):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from loadtests.redisserver import RedisServer, redis_server
-from router import crew
 from router.core.types import ReplicaId
 from router.gossip import link as gossip_link
+from router.gossip import snapshot
 from router.gossip.messages import Batch, Load, unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.rig import until
@@ -165,9 +165,8 @@ async def test_a_router_that_joins_learns_what_was_placed_just_before_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the snapshot did not have yet, and nobody would tell it any more: the others have told it already."""
-    monkeypatch.setattr(crew, "PERIOD", 0.5)
+    monkeypatch.setattr(snapshot, "PERIOD", 0.5)
     monkeypatch.setattr(gossip_link, "SETTLING", 2.5)
-    monkeypatch.setattr(gossip_link, "READ_AGAIN", 2)
     async with redis_server() as server, routers(tmp_path, server, 4) as (fleet, _):
         first, second = [await fleet.add(name) for name in "ab"]
         await acquainted(first, second)
