@@ -43,8 +43,8 @@ MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
 
 SETTLING = 5.0
-"""Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while others
-can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A heartbeat
+"""Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while
+others can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A heartbeat
 before that it reads once more: by then the others have told each replica's part anew, and written it."""
 
 COMPARE = 4
