@@ -44,8 +44,8 @@ MEET = 0.002
 
 SETTLING = 5.0
 """Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while
-others can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A heartbeat
-before that it reads once more: by then the others have told each replica's part anew, and written it."""
+others can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A
+heartbeat before that it reads once more: by then the others have told each part anew, and written it."""
 
 COMPARE = 4
 """Heartbeats between looks for routers in front of the same replicas that have another secret."""
