@@ -23,10 +23,10 @@ What changes of a fleet cost: sim_snapshot, sim_events, sim_around; placement, r
 What the router itself costs: native, meter; bench_arms, bench_cells, bench_report; bench_proxy; bench_stages,
 bench_profile.
 What it costs in the long run and beside a scrape: standins, paced; scrape, soak.
-Whether several routers decide as one: redisserver, multirouter_bed, multirouter; what that costs them: gossip_cost_bed,
-gossip_cost.
 How it routes in special cases: hot_prefix (one prefix for all), two_workers (two processes beside one), joins (a
 replica that comes empty).
+Whether several routers decide as one: redisserver, multirouter_bed, multirouter_run, multirouter; snapshot (one that
+joins); spread (how even chats can be); what that costs them: gossip_cost_bed, gossip_cost.
 What a failing replica costs: chaos_client, chaos_rows, chaos.
 Locust is apart: `locustfile` holds its users and is never imported, `locust_compare` runs it as a process.
 """

@@ -62,10 +62,11 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How a router is set: its workers, and where its Redis is (None: it shares nothing)."""
+    """How a router is set: its workers, where its Redis is (None: it shares nothing), its policy."""
 
     workers: int
     redis: RedisServer | None
+    policy: str = "prefix_affinity"
 
 
 class Router:
@@ -117,7 +118,8 @@ async def _hired(crew: Crew, name: str) -> Worker:
 def _file(spec: Spec, replicas: Replicas, directory: Path) -> Path:
     """Its configuration. Nobody listens at the replicas' addresses."""
     members = [{"id": name, "url": f"http://{HOST}:{port}"} for port, name in enumerate(replicas.drivers, 1)]
-    tree: dict[str, object] = {"replicas": members, "routing": {"prefix_block": BLOCK}, "drain": {"timeout": "1s"}}
+    routing = {"prefix_block": BLOCK, "policy": spec.policy}
+    tree: dict[str, object] = {"replicas": members, "routing": routing, "drain": {"timeout": "1s"}}
     if spec.redis is not None:
         (directory / "secret").write_text(SECRET)
         tree["gossip"] = {"url": spec.redis.url, "secret_file": "secret"}

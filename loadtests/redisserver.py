@@ -44,9 +44,10 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}"
 
-    def client(self) -> Redis:
+    def client(self, password: str | None = None) -> Redis:
         """For whoever looks into it."""
-        return Redis(host=HOST, port=self.port, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=5)
+        retry = Retry(NoBackoff(), 0)
+        return Redis(host=HOST, port=self.port, password=password, protocol=2, retry=retry, socket_timeout=5)
 
     async def start(self) -> None:
         """Returns when it answers, were it only that a password is needed."""

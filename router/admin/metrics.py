@@ -192,7 +192,8 @@ CATALOGUE: Mapping[str, Family] = {
     "homing_redis_bytes": Family(COUNTER, "News to and from the other routers.", ("direction",)),
     "homing_redis_dropped": Family(
         COUNTER,
-        "News that was not taken (foreign, version, malformed, settings, peers) or not told (queue).",
+        "News that was not taken (foreign, version, malformed, settings, peers), could not be (secret) or was not told "
+        "(queue).",
         ("reason",),
     ),
     "homing_peers": Family(GAUGE, "Other routers that are there."),

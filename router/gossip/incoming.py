@@ -1,16 +1,16 @@
 """What other routers tell: opened, checked, passed on to the workers; and which routers there are.
 
-Whatever is not signed by this fleet, is of another version or has another form is dropped and counted. A router that is
+Whatever is not signed by this fleet, is of another version or has another form is dropped (flaws.py). A router that is
 silent for TTL, or says goodbye, is said goodbye for to the workers: its load is gone at once. News only ever speaks of
 replicas that the configuration names; of others it is ignored where it is used (core/peers.py).
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from router.core.peers import TTL, PeerId
+from router.gossip.flaws import Flaws
 from router.gossip.messages import Batch, Bye, Full, Load
 from router.gossip.seal import Flaw, Seal, Unusable
 
@@ -27,12 +27,17 @@ class Incoming:
         self._seal, self._block, self._heard, self._gone = seal, block, heard, gone
         self._decoder = msgspec.msgpack.Decoder(Batch)
         self._heard_at: dict[PeerId, float] = {}
-        self.dropped: Counter[Flaw] = Counter()
+        self._came_at: dict[PeerId, float] = {}
+        self.flaws = Flaws()
 
     @property
     def peers(self) -> list[PeerId]:
         """The routers that are there."""
         return list(self._heard_at)
+
+    def settled(self, by: float) -> list[PeerId]:
+        """Those that were there by then."""
+        return [peer for peer, at in self._came_at.items() if at <= by]
 
     def oldest(self, now: float) -> float:
         """Seconds since the last news of whoever was heard longest ago; 0 when nobody is there."""
@@ -44,13 +49,14 @@ class Incoming:
             payload = self._seal.open(sealed, place.encode())
             batch = self._decode(payload)
         except Unusable as error:
-            self.dropped[error.flaw] += 1
+            self.flaws.note(error, now)
             return
         for message in batch.news:
             if isinstance(message, Bye):
                 self._lose(batch.peer)
                 return
         self._heard_at[batch.peer] = now
+        self._came_at.setdefault(batch.peer, now)
         self._heard(batch, payload)
 
     def expire(self, now: float) -> None:
@@ -60,6 +66,7 @@ class Incoming:
 
     def _lose(self, peer: PeerId) -> None:
         if self._heard_at.pop(peer, None) is not None:
+            del self._came_at[peer]
             self._gone(peer)
 
     def _decode(self, payload: bytes) -> Batch:
@@ -72,7 +79,7 @@ class Incoming:
             if not isinstance(message, Full) and message.peer != batch.peer:
                 raise Unusable(Flaw.MALFORMED)
         if batch.block != self._block:
-            raise Unusable(Flaw.SETTINGS)
+            raise Unusable(Flaw.SETTINGS, f"{batch.block} there, {self._block} here")
         if batch.peer not in self._heard_at and len(self._heard_at) >= MAX_PEERS:
             raise Unusable(Flaw.PEERS)
         return batch

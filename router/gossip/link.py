@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 
 import msgspec
 
@@ -22,8 +23,9 @@ from router.gossip.incoming import Incoming, is_whole
 from router.gossip.lines import BEAT, Line, Store
 from router.gossip.messages import Batch, Codec, Shared, Summary
 from router.gossip.outgoing import Outgoing
-from router.gossip.seal import Flaw, Seal, Unusable
-from router.gossip.snapshot import Snapshot, owned
+from router.gossip.seal import Flaw, Seal, Unusable, common
+from router.gossip.snapshot import HASH_BYTES, REST, Snapshot, owned
+from router.gossip.standing import Standing
 
 log = logging.getLogger("homing.gossip")
 
@@ -33,12 +35,20 @@ LOOK = 0.1
 JOIN = 2.0
 """Seconds that a start waits for the others' load and beliefs; it takes a few milliseconds when Redis is there."""
 
-HOLD = 1.6
+HOLD = 1.3
 """Seconds after a line's return in which placements wait: whom the same failure has hit is back by then (redis.py's
 longest pause), and hears them."""
 
 MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
+
+SETTLING = 5.0
+"""Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while
+others can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A
+heartbeat before that it reads once more: by then the others have told each part anew, and written it."""
+
+COMPARE = 4
+"""Heartbeats between looks for routers in front of the same replicas that have another secret."""
 
 BYE = 0.5
 """Seconds for the last word."""
@@ -63,15 +73,14 @@ class Link:
         self.line: Line
         self._fleet, self._hub, self._snapshot, self._recalled = fleet, hub, snapshot, recalled
         self._codec, self._summaries = Codec(), msgspec.msgpack.Decoder(Summary)
-        self._spoilt: Counter[Flaw] = Counter()
         self._outgoing = Outgoing(fleet, self.name, block, time.monotonic)
         self._incoming = Incoming(self.seal, block, self._heard, hub.part)
-        self._problem: str | None = "not connected yet"
-        self._since = self._alive_at = time.monotonic()
+        self._alive_at = time.monotonic()
+        self._standing = Standing(self._alive_at)
         self._told_once = False
         self._settled = asyncio.Event()
         self._beat = b""
-        self._held_until = 0.0
+        self._held_until = self._joined_at = 0.0
         self._waking: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.sent = self.received = 0
@@ -139,12 +148,15 @@ class Link:
         self.received += len(data)
         if self.seal.is_own(data):
             self._alive_at = now
+            self._outgoing.heard()
             return True
         self._incoming.take(data, now)
         return False
 
     async def join(self, store: Store) -> None:
+        self._joined_at = time.monotonic()
         if self._told_once:
+            self._outgoing.again()
             self._held_until = time.monotonic() + HOLD
             asyncio.get_running_loop().call_later(HOLD, self.line.wake)
         routers = self._routers
@@ -167,7 +179,8 @@ class Link:
             try:
                 summary = self._summaries.decode(self.seal.open(value, key.encode()))
             except (Unusable, msgspec.DecodeError) as error:
-                self._spoilt[error.flaw if isinstance(error, Unusable) else Flaw.MALFORMED] += 1
+                flaw = error if isinstance(error, Unusable) else Unusable(Flaw.MALFORMED)
+                self._incoming.flaws.note(flaw, time.monotonic())
             else:
                 if key == self._part(summary.replica):
                     self._recalled(summary)
@@ -175,16 +188,49 @@ class Link:
     async def keep(self, store: Store) -> None:
         place = self._state(self.name)
         written: dict[ReplicaId, Summary] = {}
-        while True:
+        due = bool(self._incoming.peers)  # To read once more.
+        for beats in count():
+            if due and time.monotonic() - self._joined_at >= self._settling() - BEAT:
+                due = False
+                await self._recall(store)
+            if beats % COMPARE == 0:
+                await self._compare(store)
             if self._beat:
                 await store.enlist(self._routers, self.name)
                 await store.write(place, self.seal.close(self._beat, place.encode()), TTL)
-            for replica in owned(self._snapshot.summaries, self.name, self._incoming.peers):
+            for replica in self._owned():
                 summary = self._snapshot.summaries[replica]
                 if written.get(replica) is not summary:
                     written[replica] = summary
                     await self._write(store, summary)
             await asyncio.sleep(BEAT)
+
+    def _settling(self) -> float:
+        """Seconds until who has just come knows all: the round takes longer the more there is to tell."""
+        hashes = sum(len(summary.hashes) for summary in self._snapshot.summaries.values()) // HASH_BYTES
+        return SETTLING + REST * hashes
+
+    def _owned(self) -> list[ReplicaId]:
+        """The replicas whose part is ours to write."""
+        now, settling = time.monotonic(), self._settling()
+        settled = self._incoming.settled(now - settling)
+        if now - self._joined_at < settling:
+            if settled:
+                return []
+            settled = self._incoming.peers  # All have just come, as after an outage.
+        return owned(self._snapshot.summaries, self.name, settled)
+
+    async def _compare(self, store: Store) -> None:
+        """Leave word for routers in front of the same replicas, and read theirs: with another secret they have another
+        channel, so they would never be heard. Names of replicas are in Redis' keys anyway."""
+        replicas = [replica.id for replica in self._fleet.replicas]
+        if not replicas:
+            return
+        ours, place = self.seal.prefix.encode(), common(replicas)
+        theirs = (await store.read([place])).get(place, ours)
+        if theirs != ours:
+            self._incoming.flaws.note(Unusable(Flaw.SECRET), time.monotonic())
+        await store.write(place, ours, 2 * COMPARE * BEAT)
 
     async def _write(self, store: Store, summary: Summary) -> None:
         place = self._part(summary.replica)
@@ -195,28 +241,21 @@ class Link:
     def turned(self, problem: str | None) -> None:
         if problem is not None:
             self._settled.set()
-        if problem == self._problem:
-            return
-        now = time.monotonic()
-        if problem is None:
-            log.info("load and beliefs are shared with the other routers over Redis (after %.1f s)", now - self._since)
-        elif self._problem is None or not self._told_once:
-            log.warning("Redis: %s; routing goes on from what this router knows", problem)
-        else:
-            log.debug("Redis: %s", problem)
-        self._problem, self._since, self._told_once = problem, now, True
+        self._told_once = True
+        self._standing.turned(problem, time.monotonic())
 
     # How it goes.
 
     @property
     def up(self) -> bool:
         """Whether news goes to the others and comes from them."""
-        return self._problem is None
+        return self._standing.problem is None
 
     @property
     def problem(self) -> str | None:
         """What keeps this router from deciding as one with the others."""
-        return None if self._problem is None else f"{self._problem} (for {time.monotonic() - self._since:.0f} s)"
+        problem, since = self._standing.problem, self._standing.since
+        return None if problem is None else f"{problem} (for {time.monotonic() - since:.0f} s)"
 
     @property
     def peers(self) -> int:
@@ -231,7 +270,7 @@ class Link:
     @property
     def dropped(self) -> Mapping[str, int]:
         """News that was not taken, by flaw, and not told, as `queue`."""
-        return Counter(self._incoming.dropped) + self._spoilt + Counter(queue=self._outgoing.dropped.total())
+        return Counter(self._incoming.flaws.counted) + Counter(queue=self._outgoing.dropped.total())
 
     # Small things.
 
@@ -246,7 +285,9 @@ class Link:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            self._incoming.expire(time.monotonic())
+            now = time.monotonic()
+            self._incoming.expire(now)
+            self._standing.look(now)
 
     @property
     def _routers(self) -> str:

@@ -3,12 +3,14 @@
 Others see a router as one peer, however many workers it has, and hear its sum, as much of it as has changed. What is
 absolute (load, what was learned) is not queued: whoever sends asks for it at that moment. What is told once
 (placements, corrections, refusals) waits in one bounded queue, in order, which drops its oldest and counts. Whoever
-sends asks `batch` when it can, so a slow or missing Redis makes batches larger and later, and nothing else.
+sends asks `batch` when it can, so a slow or missing Redis makes batches larger and later, and nothing else. What was
+sent and has not come back when a line breaks is told again: nobody knows whether it was heard.
 """
 
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from router.core.backlog import Totals
 from router.core.fleet import Fleet
@@ -39,6 +41,9 @@ without Redis. What is dropped beyond it is in the snapshot all the same."""
 MAX_BATCH = 8192
 """Hashes of one batch: 70 KB, half a millisecond to decode."""
 
+MAX_UNHEARD = 512
+"""Messages that have not come back yet: five seconds of them, and a line is believed dead after three (redis.py)."""
+
 _Event = PlacedRow | Corrected | Full
 
 
@@ -54,6 +59,7 @@ class Outgoing:
         self._sequence = 0
         self._confirmed = True
         self._quiet = False
+        self._unheard: deque[list[_Event]] = deque(maxlen=MAX_UNHEARD)
         self.dropped: Counter[str] = Counter()
 
     # What workers tell; the fleet has been told before.
@@ -92,7 +98,8 @@ class Outgoing:
 
     def batch(self, held: bool = False) -> Batch | None:
         """What there is to tell, at most so much at a time; None when there is nothing. `held`: the queue waits."""
-        news: list[Fleetwide] = [] if held else list(self._take_events())
+        taken = [] if held else self._take_events()
+        news = _told(self._peer, taken)
         changed, self._changed = self._changed, set()
         if changed:
             self._sequence += 1
@@ -101,13 +108,32 @@ class Outgoing:
         elif self._quiet and not self._confirmed:
             self._confirmed = True
             news.append(Load(self._peer, self._sequence, False, {}))
-        return Batch(self._peer, self._block, news) if news else None
+        if not news:
+            return None
+        self._unheard.append(taken)
+        return Batch(self._peer, self._block, news)
+
+    def heard(self) -> None:
+        """The oldest message that had not come back has: it was heard."""
+        if self._unheard:
+            self._unheard.popleft()
+
+    def again(self) -> None:
+        """Queue anew what has not come back: the line broke. Refusals are over by now."""
+        events = [*chain.from_iterable(self._unheard), *self._events]
+        self._unheard.clear()
+        self._events.clear()
+        self.queued = 0
+        for event in events:
+            if not isinstance(event, Full):
+                self._queue(event)
 
     def beat(self) -> Batch:
         """All of the load and what was learned: the heartbeat."""
         self._sequence += 1
         self._changed.clear()
         self._confirmed = True
+        self._unheard.append([])
         busy = [replica.id for replica in self._fleet.replicas if replica.others is not None]
         whole = Load(self._peer, self._sequence, True, self._loads(busy))
         confirmed = Load(self._peer, self._sequence, False, {})
@@ -122,25 +148,32 @@ class Outgoing:
         now = self._now()
         return {replica.id: _row(replica, now) for replica in self._fleet.replicas if replica.id in wanted}
 
-    def _take_events(self) -> list[Placed | Corrected | Full]:
-        """The oldest of the queue, placements in a row together."""
+    def _take_events(self) -> list[_Event]:
+        """The oldest of the queue."""
         events, weight = self._events, 0
-        found: list[Placed | Corrected | Full] = []
-        rows: list[PlacedRow] = []
+        taken: list[_Event] = []
         while events and weight < MAX_BATCH:
-            event = events.popleft()
+            taken.append(event := events.popleft())
             weight += _weight(event)
-            if not isinstance(event, Corrected | Full):
-                rows.append(event)
-                continue
-            if rows:
-                found.append(Placed(self._peer, rows))
-                rows = []
-            found.append(Corrected(self._peer, event.replica, event.block) if isinstance(event, Corrected) else event)
-        if rows:
-            found.append(Placed(self._peer, rows))
         self.queued -= weight
-        return found
+        return taken
+
+
+def _told(peer: PeerId, events: Sequence[_Event]) -> list[Fleetwide]:
+    """Events as messages, in their order, placements in a row together."""
+    found: list[Fleetwide] = []
+    rows: list[PlacedRow] = []
+    for event in events:
+        if not isinstance(event, Corrected | Full):
+            rows.append(event)
+            continue
+        if rows:
+            found.append(Placed(peer, rows))
+            rows = []
+        found.append(Corrected(peer, event.replica, event.block) if isinstance(event, Corrected) else event)
+    if rows:
+        found.append(Placed(peer, rows))
+    return found
 
 
 def _weight(event: _Event) -> int:

@@ -11,6 +11,8 @@ Keys carry hash tags, so that a cluster spreads them.
 import asyncio
 import contextlib
 import logging
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,19 +26,36 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, ReadOnlyError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from router.gossip.lines import End
 from router.gossip.talk import TIMEOUT, Refusal, Talk
 
 log = logging.getLogger("homing.gossip")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 0.8
 """Seconds before a new session, doubling, each times 0.5 to 1.5. The longest is short because sixteen routers that try
-once a second are nothing to Redis, and because the fleet should agree again soon after it is back."""
+once a second are nothing to Redis, and because the fleet should agree again within 3 s after it is back: 1.2 of them
+for the pause, and link.HOLD."""
 
 STEADY = 10.0
 """Seconds that a session must have lasted for the pauses to begin small again."""
+
+_HINTS: tuple[tuple[type[BaseException], str], ...] = (
+    (AuthenticationError, "see `gossip.user` and `gossip.password_file`"),
+    (NoPermissionError, "`gossip.user` needs the keys and channels `homing:*`"),
+    (ssl.SSLCertVerificationError, "see `gossip.tls.ca_file`"),
+    (ssl.SSLError, "see `gossip.tls`, and whether `gossip.url` is right to say rediss"),
+    (socket.gaierror, "see `gossip.url`"),
+)
+"""By what was raised, the special before the general."""
 
 T = TypeVar("T")
 
@@ -106,7 +125,7 @@ class RedisLine:
             try:
                 await self._session()
             except* (RedisError, RedisClusterException, OSError) as failed:
-                self._turn(_reason(failed))
+                self._turn(reason(failed))
             pause = FIRST_PAUSE if time.monotonic() - began > STEADY else min(LONGEST_PAUSE, 2 * pause)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
@@ -120,7 +139,7 @@ class RedisLine:
     async def _session(self) -> None:
         """Speak with Redis until something goes wrong."""
         async with connected(self._access) as (news, keys):
-            ear, mouth = await _transport(news), await _transport(news)
+            ear, mouth = [await self._timed("connect", _transport(news)) for _ in range(2)]
             self._talk = Talk(ear, mouth, self._channel, self._end, self._observe, self._echoed)
             self._news, store = news, RedisStore(keys, self._timed, self._partly)
             try:
@@ -276,9 +295,17 @@ async def within(seconds: float) -> AsyncIterator[None]:
         raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
-def _reason(failed: BaseExceptionGroup[Exception]) -> str:
-    """What went wrong first, in one line."""
-    found: BaseException = failed
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return " ".join(str(found).split()) or type(found).__name__
+def reason(failed: BaseException) -> str:
+    """What was raised first, and what to look at. A client's errors hide what they came from: that is asked, too."""
+    while isinstance(failed, BaseExceptionGroup):
+        failed = failed.exceptions[0]
+    text = " ".join(str(failed).split()) or type(failed).__name__
+    chain: list[BaseException] = []
+    each: BaseException | None = failed
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    for kind, hint in _HINTS:
+        if any(isinstance(each, kind) for each in chain):
+            return f"{text} ({hint})"
+    return text

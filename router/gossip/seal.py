@@ -5,11 +5,12 @@
      1 byte    VERSION
     the rest   a message (messages.py)
 
-All keys and channels begin with `homing:` and eight digits that follow from the secret: fleets that share a Redis have
-nothing in common. A stored value is signed together with its key, so that it cannot stand in for another.
+All keys and channels but one begin with `homing:` and eight digits that follow from the secret: fleets that share a
+Redis have nothing in common. A stored value is signed together with its key, so that it cannot stand in for another.
 """
 
 import hmac
+from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -28,14 +29,15 @@ class Flaw(StrEnum):
     MALFORMED = "malformed"
     SETTINGS = "settings"  # From a router with another routing.prefix_block, whose hashes mean nothing here.
     PEERS = "peers"  # From more routers than can be.
+    SECRET = "secret"  # noqa: S105  Not even heard: a router before the same replicas has another secret (link.py).
 
 
 class Unusable(ValueError):
-    """Something that is not taken."""
+    """Something that is not taken. `detail` says more of it, in a few words."""
 
-    def __init__(self, flaw: Flaw) -> None:
+    def __init__(self, flaw: Flaw, detail: str = "") -> None:
         super().__init__(flaw)
-        self.flaw = flaw
+        self.flaw, self.detail = flaw, detail
 
 
 def root_key(secret: str) -> bytes:
@@ -45,6 +47,13 @@ def root_key(secret: str) -> bytes:
 
 def _key(secret: str, use: bytes) -> bytes:
     return blake2b(secret.encode(), digest_size=32, person=b"homing " + use).digest()
+
+
+def common(replicas: Sequence[str]) -> str:
+    """The one key that follows from no secret: where routers in front of the same replicas find out whether theirs is
+    the same. It holds the digits of the last one's secret, which tell as little as its channel's name."""
+    names = "\n".join(sorted(replicas))
+    return f"homing:same:{blake2b(names.encode(), digest_size=8).hexdigest()}"
 
 
 class Seal:
@@ -71,7 +80,7 @@ class Seal:
         if not hmac.compare_digest(sealed[:_MAC], self._mac(sealed[_MAC:], place)):
             raise Unusable(Flaw.FOREIGN)
         if sealed[_HEAD - 1] != VERSION:
-            raise Unusable(Flaw.VERSION)
+            raise Unusable(Flaw.VERSION, f"{sealed[_HEAD - 1]} there, {VERSION} here")
         return sealed[_HEAD:]
 
     def _mac(self, signed: bytes, place: bytes) -> bytes:

@@ -5,7 +5,8 @@ every PERIOD, or less often when there is much to tell, and keeps the answers as
 (core/recalled.py).
 
 Between routers each replica's part is written by one of them, the one whose name and the replica's hash highest
-together (rendezvous hashing): each writes its share, none leads, and when one goes the others take over its share.
+together (rendezvous hashing): each writes its share, none leads, and when one goes the others take over its share. Who
+has just come writes nothing yet, and reads a second time (link.py).
 """
 
 from collections.abc import Collection, Iterable
@@ -19,11 +20,15 @@ from router.core.types import ReplicaId
 from router.gossip.messages import Learned, Message, Summary
 
 PERIOD = 2.0
-"""Seconds in which each replica is summarised once: who joins misses at most what was placed in so long."""
+"""Seconds in which each replica is summarised once. What was placed in so long before it came, who joins learns when it
+reads a second time (link.py)."""
 
 REST = 120e-6
 """Seconds of rest for each hash that was told. Telling one takes a worker 0.6 us, so it spends half a percent of its
 time on it; with 2 MiB, the most there can be, each replica's turn comes every 31 s."""
+
+
+HASH_BYTES = 8
 
 
 class Stored(msgspec.Struct, array_like=True):

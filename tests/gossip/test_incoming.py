@@ -55,6 +55,16 @@ def test_who_says_goodbye_or_falls_silent_is_gone_and_can_come_back() -> None:
     assert ear.incoming.peers == ["a"]
 
 
+def test_who_was_there_by_a_moment_is_settled_and_who_comes_back_is_not() -> None:
+    ear = Ear()
+    for peer, now in (("a", 1.0), ("b", 3.0), ("a", 4.0)):
+        ear.told(beat(peer), now)
+    assert (ear.incoming.settled(0.9), ear.incoming.settled(2.0), ear.incoming.settled(3.0)) == ([], ["a"], ["a", "b"])
+    ear.told(Batch("a", 512, [Bye("a")]), 5.0)
+    ear.told(beat("a"), 6.0)
+    assert ear.incoming.settled(5.0) == ["b"]
+
+
 def test_a_goodbye_of_who_was_not_there_says_nothing() -> None:
     ear = Ear()
     ear.told(Batch("a", 512, [Bye("a")]))
@@ -69,7 +79,7 @@ def test_what_cannot_be_used_is_dropped_and_counted_by_what_is_wrong() -> None:
     ear.incoming.take(Seal("another fleet's secret", b"m" * 8).close(Codec().encode(beat())), 0.0)
     ear.incoming.take(ear.mouth.close(Codec().encode(beat()), b"one place"), 0.0, "another")
     ear.incoming.take(b"", 0.0)
-    assert ear.incoming.dropped == {Flaw.MALFORMED: 3, Flaw.SETTINGS: 1, Flaw.FOREIGN: 2}
+    assert ear.incoming.flaws.counted == {Flaw.MALFORMED: 3, Flaw.SETTINGS: 1, Flaw.FOREIGN: 2}
     assert (ear.heard, ear.incoming.peers) == ([], [])
 
 
@@ -78,7 +88,11 @@ def test_no_more_routers_are_believed_than_can_be() -> None:
     for number in range(MAX_PEERS + 5):
         ear.told(beat(str(number)))
     ear.told(beat("0"))
-    assert (len(ear.incoming.peers), len(ear.heard), ear.incoming.dropped) == (MAX_PEERS, MAX_PEERS + 1, {"peers": 5})
+    assert (len(ear.incoming.peers), len(ear.heard), ear.incoming.flaws.counted) == (
+        MAX_PEERS,
+        MAX_PEERS + 1,
+        {"peers": 5},
+    )
 
 
 def test_a_whole_load_is_what_one_who_joins_must_know() -> None:

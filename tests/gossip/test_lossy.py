@@ -106,4 +106,4 @@ def test_whatever_happens_on_the_way_load_is_never_negative_and_the_next_heartbe
     assert listener.requests() == {
         replica: sum(speaker.load.get(replica, 0) for speaker in speakers) for replica in REPLICAS
     }
-    assert not listener.incoming.dropped
+    assert not listener.incoming.flaws.counted

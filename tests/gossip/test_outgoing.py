@@ -19,7 +19,7 @@ from router.gossip.messages import (
     Placed,
     TotalsRow,
 )
-from router.gossip.outgoing import MAX_BATCH, MAX_QUEUED, Outgoing
+from router.gossip.outgoing import MAX_BATCH, MAX_QUEUED, MAX_UNHEARD, Outgoing
 from tests.core.worlds import fleet_of
 
 NOTHING: LearnedRow = ((1.0, 0), (1.0, 0), (1.0, 0), (1.0, 0), 1.0, 4.0)
@@ -158,6 +158,34 @@ def test_a_long_queue_is_told_in_parts_and_drops_its_oldest() -> None:
     left = len(_events(told.out))
     assert told.out.dropped == {"Placed": rows + 1 - left}
     assert left == MAX_QUEUED // 100 + 1
+
+
+def test_what_has_not_come_back_when_a_line_breaks_is_told_again_in_order_but_for_refusals() -> None:
+    told = Told()
+    told.out.beat()
+    for number in range(3):
+        told.out.take("0", Placed("0", [("r1", None, [number])]))
+        told.out.take("0", Full("r1", 1.0))
+        told.batch()
+    told.out.take("0", Placed("0", [("r1", None, [3])]))
+    told.out.heard()  # The heartbeat.
+    told.out.heard()  # The first batch.
+    told.out.again()
+    assert told.out.queued == 6
+    assert told.batch() == [Placed("me", [("r1", None, [1]), ("r1", None, [2]), ("r1", None, [3])])]
+    for _ in range(9):  # More than was told: another life's.
+        told.out.heard()
+    told.out.again()
+    assert told.batch() == []
+
+
+def test_what_comes_back_never_is_not_kept_for_ever() -> None:
+    told = Told()
+    for number in range(MAX_UNHEARD + 9):
+        told.out.take("0", Placed("0", [("r1", None, [number])]))
+        told.batch()
+    told.out.again()
+    assert [row[2] for row in _events(told.out)] == [[number] for number in range(9, MAX_UNHEARD + 9)]  # type: ignore[index]
 
 
 def _events(out: Outgoing) -> list[object]:
