@@ -25,7 +25,7 @@ from loadtests.table_kinds import Kind, kinds
 KEPT = 0.95
 """Goal: of the known prefixes that had no reason to move, at least so many stay."""
 
-RATES = {"chat": 100.0, "ladder": 12.0, "whale": 100.0, "conversation": 3.5, "synthetic": 3.5}
+RATES = {"chat": 15.0, "ladder": 12.0, "whale": 100.0, "conversation": 3.5, "synthetic": 3.5}
 """Requests a second on eight replicas, about two thirds of what they can do."""
 
 ROUTERS = (1, 2, 4)
