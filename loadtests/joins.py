@@ -38,7 +38,7 @@ STRETCHES: Final = ((0.0, 5.0), (5.0, 15.0), (15.0, 30.0), (30.0, 60.0), (0.0, 6
 GOAL: Final = (0.5, 1.5)
 
 RATES: Final = {
-    "chat": 90.0,
+    "chat": 25.0,
     "classifier": 420.0,
     "conversation": 4.0,
     "flash_crowd": 45.0,
