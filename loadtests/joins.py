@@ -6,7 +6,8 @@ restart   eight of them, of which one dies ten seconds before that minute is ove
 Both are played with the ramp and without, on the same work. A share is the newcomer's part of the work that the fleet
 was sent in a stretch of time (prompt tokens that its engine had not cached, and tokens of answers), times the number of
 replicas: 1 is fair. Exit code 1: with the ramp the share of its first minute, or of the second half of that, is not
-within GOAL, or more requests waited there for a first token than a router's limit allows.
+within GOAL, or more requests waited there for a first token than a router's limit allows. Those that first waited in
+the router's own queue are counted in, so that above what a fleet can do this says nothing.
 """
 
 import sys
@@ -38,7 +39,7 @@ STRETCHES: Final = ((0.0, 5.0), (5.0, 15.0), (15.0, 30.0), (30.0, 60.0), (0.0, 6
 GOAL: Final = (0.5, 1.5)
 
 RATES: Final = {
-    "chat": 90.0,
+    "chat": 25.0,
     "classifier": 420.0,
     "conversation": 4.0,
     "flash_crowd": 45.0,
@@ -46,7 +47,7 @@ RATES: Final = {
     "uniform": 50.0,
     "whale": 60.0,
 }
-"""Requests a second that keep engines busy for 0.6 to 0.9 of the time."""
+"""Requests a second that a fleet of seven bears, too."""
 
 
 @dataclass(frozen=True, slots=True)
