@@ -332,3 +332,15 @@ def test_an_answer_of_a_prompt_that_did_not_fit_is_not_remembered() -> None:
     first, second = turn(QUESTION), turn(NEXT)
     answered(fleet, first, usage=Usage(None, 2000, 0))
     assert routed(fleet, second).cached == 4 * 128
+
+
+# Families.
+
+
+def test_a_family_is_the_prompts_that_one_key_places_and_unknown_models_have_a_window_of_their_own() -> None:
+    fleet = fleet_of(8)
+    for who in range(60):
+        answered(fleet, ask(("system", 4), (f"user {who}", 8)), float(who))
+    one, same, other = (ask(("system", 4), *rest) for rest in ([("u", 8)], [("u", 8), ("more", 8)], [("v", 8)]))
+    assert fleet.family(one) == fleet.family(same) != fleet.family(other)
+    assert fleet.family(one._replace(model="nobody's")) == one.chain[0]
