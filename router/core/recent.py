@@ -9,8 +9,8 @@ full (time, requests or blocks) it becomes the old one. So the window spans one 
 one assignment, and memory is bounded at insert. Counts are kept on segments, so a chain seen before costs its few
 segments.
 
-A burst on a new prefix is over before half a minute of other requests lets it show. So a block's coldness also goes by
-the last few requests of each replica: in spells, counted on the same segments.
+A burst on a new prefix is over before a minute of other requests lets it show. So a block's coldness also goes by the
+last few requests for each replica: in spells, counted on the same segments.
 """
 
 from bisect import bisect
@@ -27,10 +27,13 @@ GENERATION_BLOCKS = 65_536
 FLOOR = 20
 """Shares are counted over at least this many requests: 20 like ones make a block hot at once, one says nothing."""
 
-SPELL_PER_REPLICA = 2
-"""A spell is FLOOR requests, in a large fleet two for each replica; the present one and the one before it are looked
-at. Four like requests among so many make a block hot for eight replicas. Of 16, 32 and 64 requests the shortest spreads
-bursts soonest, and traffic without bursts does not mind any of them (loadtests/README.md)."""
+SPELL = 2
+"""A spell is so many requests for each replica; the present one and the one before it are looked at. With more of them
+chats that come back at their own pace would look like bursts."""
+
+RETURNS = 4.0
+"""What was asked for in the last two spells is expected so many times again as often. With 2 bursts are spread late;
+with 12 a fleet at its limit computes so much twice that decoding is too slow (loadtests/README.md, Bursts)."""
 
 
 class Key(NamedTuple):
@@ -95,7 +98,7 @@ class Recent:
         self._young, self._old = Segments(_Count), Segments(_Count)
         self._young_requests = self._old_requests = 0
         self._young_since = float("-inf")
-        self._spell, self._spell_requests, self._last_spell_requests = 1, 0, 0
+        self._spell, self._spell_requests = 1, 0
         self._hot: set[int] = set()
         self._others_hot: frozenset[int] = frozenset()
 
@@ -111,9 +114,8 @@ class Recent:
             or len(self._young) + len(chain) > GENERATION_BLOCKS
         ):
             self._turn(now, replicas)
-        if self._spell_requests >= _spell_requests(replicas):
-            self._last_spell_requests, self._spell_requests = self._spell_requests, 0
-            self._spell += 1
+        if self._spell_requests >= SPELL * replicas:
+            self._spell, self._spell_requests = self._spell + 1, 0
         young, hot, spell = self._young, self._hot, self._spell
         segment = young.extend(chain, young.depth(chain), len(chain))
         while segment is not None:
@@ -161,21 +163,24 @@ class Recent:
         self._others_hot = hot
 
     def coldness(self, chain: Sequence[int], replicas: int) -> Coldness:
-        """max(0, 1 - N * share) of every block of the chain: what is demanded enough to fill a fair share is free.
+        """How much each block's demand leaves of what a copy of it costs others, by the window or by the last spells,
+        whichever is less.
 
-        The share is the window's or the last spells', whichever is more.
+        By the window: max(0, 1 - N * share), so that what is demanded enough to fill a fair share is free. By the
+        spells: N / (N + RETURNS * count), the copy's cost over the uses that each of N replicas would have of it.
         """
         ends: list[int] = []
         sums: list[float] = []
         rates: list[float] = []
         total, start = 0.0, 0
         per_count = replicas / max(FLOOR, len(self))
-        per_late = replicas / max(_spell_requests(replicas), self._spell_requests + self._last_spell_requests)
         spell = self._spell
         for end, count, late in _merged(
             _counts(self._young, chain, spell), _counts(self._old, chain, spell), len(chain)
         ):
-            rate = max(0.0, 1.0 - max(count * per_count, late * per_late))
+            rate = max(0.0, 1.0 - count * per_count)
+            if late and replicas > 1:
+                rate = min(rate, replicas / (replicas + RETURNS * late))
             total += (end - start) * rate
             start = end
             ends.append(end)
@@ -221,10 +226,6 @@ def _merged(
         if other and second == start:
             other.pop()
         yield start, one_count + other_count, one_late + other_late
-
-
-def _spell_requests(replicas: int) -> int:
-    return max(FLOOR, SPELL_PER_REPLICA * replicas)
 
 
 def hot_share(replicas: int) -> float:

@@ -11,7 +11,8 @@ from router.core.recent import (
     GENERATION_BLOCKS,
     GENERATION_REQUESTS,
     GENERATION_SECONDS,
-    SPELL_PER_REPLICA,
+    RETURNS,
+    SPELL,
     Coldness,
     Key,
     Recent,
@@ -49,7 +50,7 @@ class NaiveWindow:
         self.young: list[list[int]] = []
         self.old: list[list[int]] = []
         self.since = float("-inf")
-        self.replicas, self.spell = replicas, max(FLOOR, SPELL_PER_REPLICA * replicas)
+        self.replicas = replicas
         self.present: list[list[int]] = []
         self.last: list[list[int]] = []
 
@@ -57,7 +58,7 @@ class NaiveWindow:
         if now - self.since >= GENERATION_SECONDS:
             self.old, self.young, self.since = self.young, [], now
         self.young.append(chain)
-        if len(self.present) == self.spell:
+        if len(self.present) >= SPELL * self.replicas:
             self.last, self.present = self.present, []
         self.present.append(chain)
 
@@ -65,14 +66,17 @@ class NaiveWindow:
         requests = self.old + self.young
         return sum(block in chain for chain in requests) / max(FLOOR, len(requests))
 
-    def lately(self, block: int) -> float:
-        """Share of the last spells; what a generation that was forgotten had of them no longer counts."""
-        requests = [chain for chain in self.last + self.present if any(chain is each for each in self.old + self.young)]
-        return sum(block in chain for chain in requests) / max(self.spell, len(self.last + self.present))
+    def lately(self, block: int) -> int:
+        """Those of the last spells; what a generation that was forgotten had of them no longer counts."""
+        kept = self.old + self.young
+        return sum(block in chain for chain in self.last + self.present if any(chain is each for each in kept))
 
     def cold_blocks(self, chain: list[int], depth: int) -> float:
-        shares = [max(self.share(block), self.lately(block)) for block in chain[:depth]]
-        return sum(max(0.0, 1.0 - self.replicas * share) for share in shares)
+        return sum(self.coldness(block) for block in chain[:depth])
+
+    def coldness(self, block: int) -> float:
+        late, n = self.lately(block), self.replicas
+        return min(max(0.0, 1.0 - n * self.share(block)), n / (n + RETURNS * late) if n > 1 else 1.0)
 
 
 CHAINS = st.lists(st.integers(0, 1), max_size=9).map(path)
@@ -335,24 +339,22 @@ def test_hot_blocks_are_few_however_many_prompts_came() -> None:
     assert len(recent._hot) <= 7 * 2 / (hot_share(8) / 2)
 
 
-def test_a_burst_is_hot_after_a_few_requests_and_cold_again_after_two_spells() -> None:
+def test_a_burst_loses_most_of_its_coldness_in_a_few_requests_and_has_it_back_after_two_spells() -> None:
     recent = filled(0, 4, 200)
     burst = [1, 2, 3, 4]
     coldness = []
     for _ in range(6):
-        coldness.append(recent.coldness(burst, 8).before(4))
+        coldness.append(recent.coldness(burst, 8).before(4) / 4)
         recent.add(burst, 0.0, 8)
-    assert coldness == sorted(coldness, reverse=True)
-    assert (coldness[0], coldness[5]) == (4.0, 0.0)  # Five of 40 requests are a fair share of eight replicas.
-    for who in range(2 * FLOOR):
+    assert coldness == pytest.approx([1, 8 / 12, 8 / 16, 8 / 20, 8 / 24, 8 / 28])
+    for who in range(2 * SPELL * 8):
         recent.add(sharing(0, 4, 1_000 + who), 0.0, 8)
-    assert recent.coldness(burst, 8).before(4) == pytest.approx(4 * (1 - 8 * 6 / 246))
+    assert recent.coldness(burst, 8).before(4) == pytest.approx(4 * (1 - 8 * 6 / 238))
 
 
-def test_a_spell_of_a_large_fleet_is_long_enough_that_one_request_says_little() -> None:
+def test_in_a_small_fleet_a_chats_own_turns_are_no_burst() -> None:
+    """Twenty chats take turns on two replicas: who comes back after twenty requests was last seen five spells ago."""
     recent = Recent()
-    recent.add([1], 0.0, 1_000)
-    assert recent.coldness([1], 1_000).before(1) == 0.0  # By the window, which is as short as that at a start.
-    for who in range(1_999):
-        recent.add([10 + who], 0.0, 1_000)
-    assert recent.coldness([1], 1_000).before(1) == 0.5
+    for turn in range(200):
+        recent.add(sharing(0, 4, turn % 20), 0.0, 2)
+    assert recent.coldness(sharing(0, 4, 0), 2).before(4) == pytest.approx(4 * (1 - 2 / 20))

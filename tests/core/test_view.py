@@ -9,6 +9,7 @@ from router.core.blocks import chain
 from router.core.fleet import FleetSettings
 from router.core.member import ReplicaSpec
 from router.core.prompt import chat
+from router.core.recent import RETURNS
 from router.core.ring import Ring
 from router.core.types import Ask, Outcome, Reason, State, Usage
 from tests.core.worlds import MODEL, answered, ask, fleet_of, leased, routed
@@ -53,10 +54,10 @@ def test_a_view_shows_each_replica_what_it_has_of_the_prompt() -> None:
 def test_cold_counts_what_is_neither_held_nor_hot() -> None:
     told = Told("r0")
     fleet = fleet_of(2, told)
-    answered(fleet, ask(("a", 4), ("b", 4)))  # A share of 1/20 each, so N * share is a tenth.
+    answered(fleet, ask(("a", 4), ("b", 4)))  # One of the last spells' requests.
     told.replica = "r1"
     routed(fleet, ask(("a", 4), ("c", 4), rest=b"x" * 40))
-    assert told.view.cold == pytest.approx(4 * 128 * 0.9 + 4 * 128 + 10)
+    assert told.view.cold == pytest.approx(4 * 128 * 2 / (2 + RETURNS) + 4 * 128 + 10)
     assert told.seen("r0").cold == pytest.approx(4 * 128 + 10)
     assert told.seen("r1").cold == told.view.cold
     for _ in range(20):
@@ -184,7 +185,7 @@ def test_a_request_that_is_sent_again_counts_once_in_the_window() -> None:
     route = routed(fleet, PROMPT, tried=["r0"])
     fleet.lease(route, PROMPT, 0.0).finish(Outcome.OK, None, 0.0)
     routed(fleet, PROMPT)
-    assert told.view.cold == pytest.approx(1024.0 * 0.9)
+    assert told.view.cold == pytest.approx(1024.0 * 2 / (2 + RETURNS))
 
 
 def test_a_request_without_a_prompt_is_not_in_the_window() -> None:
