@@ -29,6 +29,9 @@ SEARCH = "search"
 """The load of rows that only look for a knee."""
 
 FIRST_SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)
+ROUNDED = 0.1
+"""A play has this share of requests more or less than asked for at most, where its talks are whole."""
+
 CLOSE = 0.1
 """A baseline that has this much less goodput than ours is not worth two more seeds."""
 
@@ -148,8 +151,9 @@ def main(
             raise typer.BadParameter("not a kind of traffic, or its trace is not given", param_hint="--only")
     console = Console(width=200)
     open_loop = {kind.name for kind in chosen if not kind.closed}
-    if not show and (others := {row.requests for row in read(rows) if row.key.workload in open_loop} - {requests}):
-        raise typer.BadParameter(f"has runs of {min(others)} requests; name another file", param_hint="--rows")
+    lengths = [row.requests for row in read(rows) if row.key.workload in open_loop]
+    if not show and (others := [each for each in lengths if abs(each - requests) > ROUNDED * requests]):
+        raise typer.BadParameter(f"has runs of {others[0]} requests; name another file", param_hint="--rows")
     with ProcessPoolExecutor(processes) as executor:
         table = Table(rows, requests, policy or [OURS, *BASELINES], executor, Console(stderr=True))
         if not show:

@@ -144,6 +144,6 @@ def test_runs_of_another_length_are_not_mixed_in(tmp_path: Path) -> None:
     path.write_bytes(table.measure(table.Cell(Kind("whale", workload="whale"), "at", 99.0, "round_robin", 1, 50)))
     app = Typer()
     app.command()(table.main)
-    refused = CliRunner().invoke(app, ["--rows", str(path), "--only", "whale", "--requests", "51"])
+    refused = CliRunner().invoke(app, ["--rows", str(path), "--only", "whale", "--requests", "60"])
     assert refused.exit_code == 2
     assert "has runs of 50 requests" in refused.output
