@@ -136,7 +136,15 @@ def test_a_search_decides_as_a_look_at_everybody_does(seed: int, replicas: int) 
     policy = Watching(limits=Limits(max_backlog_seconds=4.0))
     busy(seed, replicas, policy)
     assert policy.searched > 5
-    assert policy.ramped > 0
+
+
+def test_some_of_those_searches_know_who_has_come_empty() -> None:
+    ramped = []
+    for seed in range(4):
+        policy = Watching(limits=Limits(max_backlog_seconds=4.0))
+        busy(seed, LEAST + 20, policy)
+        ramped.append(policy.ramped)
+    assert max(ramped) > 5, ramped
 
 
 def test_who_has_come_empty_is_read_for_every_ask_of_a_window() -> None:
