@@ -184,7 +184,10 @@ async def test_a_redis_that_does_not_answer_is_found_out(rig: Rig) -> None:
     assert rig.observed == [("subscribe", "error")]
 
 
-async def test_a_redis_that_answers_and_delivers_nothing_is_found_out(rig: Rig) -> None:
+async def test_a_redis_that_answers_and_delivers_nothing_is_found_out(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "TIMEOUT", 30.0)  # A machine may well take a second over an answer.
     await rig.begun()
 
     async def answer() -> None:

@@ -82,13 +82,17 @@ async def pair(directory: Path, tls: Authority | None = None, **gossip: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How it begins, how it ends, and a pattern of what the routers say of it."""
+    """How it begins and ends, and a pattern of what the routers say of it.
+
+    `tells`: a line that is tried again hears what others have written, all the same.
+    """
 
     name: str
     begin: Callable[[Pair], Awaitable[None]]
     end: Callable[[Pair], Awaitable[None]]
     said: str
     tls: bool = False
+    tells: bool = False
 
 
 async def heal(pair: Pair) -> None:
@@ -149,7 +153,7 @@ WEATHERS = {
         Weather("frozen", freeze, thaw, "no answer within 1 s"),
         Weather("half-open", die, heal, "no answer within 1 s"),
         Weather("half-open over TLS", die, heal, "no answer within 1 s", tls=True),
-        Weather("deaf", deafen, heal, "nothing that was sent has come back for 3 s|no answer within 1 s"),
+        Weather("deaf", deafen, heal, "nothing that was sent has come back for 3 s|no answer within 1 s", tells=True),
         Weather("slow", slow_down, heal, "no answer within 1 s"),
         Weather("narrow", narrow, heal, "no answer within 1 s"),
         Weather("broken off", break_off, heal, ""),
@@ -190,7 +194,8 @@ async def through(weather: Weather, two: Pair) -> None:
         stream = Stream(first, "while it lasts " * 100)
         await until(lambda: stream.chunks > 0, WITHIN)
         await degraded(first)
-        await until(lambda: link(second).peers == 0 and not any(others(second).values()), WITHIN)
+        if not weather.tells:
+            await until(lambda: link(second).peers == 0 and not any(others(second).values()), WITHIN)
     finally:
         await weather.end(two)
     await two.agree()
