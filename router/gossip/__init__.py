@@ -8,6 +8,7 @@ reporter   a worker's records of finished requests, in batches, up to the superv
 link       one router's end of the line to the other routers; the supervisor has it
 outgoing   what it tells them: its workers' news, summed and merged
 incoming   what of theirs it takes, and who is there
+numbered   what is told once, heard once: both ends' count of it
 seal       what goes between hosts is signed and versioned
 snapshot   who holds which prefix, compactly, for whoever joins
 lines      what carries it: redis, or memory within one process

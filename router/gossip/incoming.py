@@ -1,17 +1,19 @@
 """What other routers tell: opened, checked, passed on to the workers; and which routers there are.
 
 Whatever is not signed by this fleet, is of another version or has another form is dropped (flaws.py). A router that is
-silent for TTL, or says goodbye, is said goodbye for to the workers: its load is gone at once. News only ever speaks of
-replicas that the configuration names; of others it is ignored where it is used (core/peers.py).
+silent for TTL, or says goodbye, is said goodbye for to the workers: its load is gone at once. What has been heard
+before, or would be out of its order, is left out (numbered.py). News only ever speaks of replicas that the
+configuration names; of others it is ignored where it is used (core/peers.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from router.core.peers import TTL, PeerId
 from router.gossip.flaws import Flaws
 from router.gossip.messages import Batch, Bye, Full, Load
+from router.gossip.numbered import Hearing, without
 from router.gossip.seal import Flaw, Seal, Unusable
 
 MAX_PEERS = 64
@@ -26,6 +28,7 @@ class Incoming:
     ) -> None:
         self._seal, self._block, self._heard, self._gone = seal, block, heard, gone
         self._decoder = msgspec.msgpack.Decoder(Batch)
+        self._hearing = Hearing()
         self._heard_at: dict[PeerId, float] = {}
         self._came_at: dict[PeerId, float] = {}
         self.flaws = Flaws()
@@ -34,6 +37,11 @@ class Incoming:
     def peers(self) -> list[PeerId]:
         """The routers that are there."""
         return list(self._heard_at)
+
+    @property
+    def lacks(self) -> Mapping[PeerId, int]:
+        """Routers that have told something that was not heard, and from which number on."""
+        return self._hearing.lacks
 
     def settled(self, by: float) -> list[PeerId]:
         """Those that were there by then."""
@@ -57,6 +65,10 @@ class Incoming:
                 return
         self._heard_at[batch.peer] = now
         self._came_at.setdefault(batch.peer, now)
+        known = self._hearing.take(batch)
+        if known:
+            batch.news = list(without(batch.news, known))
+            payload = msgspec.msgpack.encode(batch)
         self._heard(batch, payload)
 
     def expire(self, now: float) -> None:
@@ -67,6 +79,7 @@ class Incoming:
     def _lose(self, peer: PeerId) -> None:
         if self._heard_at.pop(peer, None) is not None:
             del self._came_at[peer]
+            self._hearing.lose(peer)
             self._gone(peer)
 
     def _decode(self, payload: bytes) -> Batch:

@@ -35,16 +35,12 @@ LOOK = 0.1
 JOIN = 2.0
 """Seconds that a start waits for the others' load and beliefs; it takes a few milliseconds when Redis is there."""
 
-HOLD = 1.3
-"""Seconds after a line's return in which placements wait: whom the same failure has hit is back by then (redis.py's
-longest pause), and hears them."""
-
 MEET = 0.002
 """Seconds in which the news that several workers tell at one moment (news.py) comes together to one batch."""
 
 SETTLING = 5.0
 """Seconds, more when a round of the snapshot takes longer, for which who has just come writes no part of it while
-others can: it lacks what was placed between their last writing and its own first hearing, and would write over it. A
+others can: of chains that go on where the snapshot tells nothing it lacks the ends, and would write over them. A
 heartbeat before that it reads once more: by then the others have told each part anew, and written it."""
 
 COMPARE = 4
@@ -77,10 +73,11 @@ class Link:
         self._incoming = Incoming(self.seal, block, self._heard, hub.part)
         self._alive_at = time.monotonic()
         self._standing = Standing(self._alive_at)
-        self._told_once = False
         self._settled = asyncio.Event()
         self._beat = b""
-        self._held_until = self._joined_at = 0.0
+        self._joined_at = 0.0
+        self._recollected = False  # The snapshot was read: what was told since is understood now.
+        self._asks = False
         self._waking: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.sent = self.received = 0
@@ -132,33 +129,43 @@ class Link:
     # lines.End.
 
     def tell(self) -> bytes | None:
-        held = time.monotonic() < self._held_until
-        batch = self._outgoing.batch(held)
-        if self._outgoing.queued and not held:
+        lacks = self._incoming.lacks if self._asks else {}
+        self._asks = False
+        batch = self._outgoing.batch(lacks)
+        if self._outgoing.waits:
             self.line.wake()
         return None if batch is None else self._sealed(batch)
 
     def beat(self) -> bytes:
         self._beat = self._codec.encode(self._outgoing.beat())
         self.sent += len(self._beat)
+        self._ask()  # Once more, where nothing has come of it.
+        if self._outgoing.waits:
+            self.line.wake()
         return self.seal.close(self._beat)
+
+    def _ask(self) -> None:
+        """Ask others to tell again what was missed. Placements that go on from what the snapshot tells make no sense
+        before that was read."""
+        if self._incoming.lacks and self._recollected:
+            self._asks = True
+            self.line.wake()
 
     def hear(self, data: bytes) -> bool:
         now = time.monotonic()
         self.received += len(data)
         if self.seal.is_own(data):
             self._alive_at = now
-            self._outgoing.heard()
             return True
+        lacked = len(self._incoming.lacks)
         self._incoming.take(data, now)
+        if len(self._incoming.lacks) > lacked:
+            self._ask()
         return False
 
     async def join(self, store: Store) -> None:
         self._joined_at = time.monotonic()
-        if self._told_once:
-            self._outgoing.again()
-            self._held_until = time.monotonic() + HOLD
-            asyncio.get_running_loop().call_later(HOLD, self.line.wake)
+        self._recollected = False
         routers = self._routers
         names = [name for name in await store.members(routers) if name != self.name]
         states = await store.read([self._state(name) for name in names])
@@ -169,6 +176,8 @@ class Link:
         if gone:
             await store.strike(routers, gone)
         await self._recall(store)
+        self._recollected = True
+        self._ask()
         self._settled.set()
 
     async def _recall(self, store: Store) -> None:
@@ -241,7 +250,6 @@ class Link:
     def turned(self, problem: str | None) -> None:
         if problem is not None:
             self._settled.set()
-        self._told_once = True
         self._standing.turned(problem, time.monotonic())
 
     # How it goes.
@@ -270,12 +278,16 @@ class Link:
     @property
     def dropped(self) -> Mapping[str, int]:
         """News that was not taken, by flaw, and not told, as `queue`."""
-        return Counter(self._incoming.flaws.counted) + Counter(queue=self._outgoing.dropped.total())
+        return Counter(self._incoming.flaws.counted) + Counter(queue=self._outgoing.dropped)
 
     # Small things.
 
     def _heard(self, batch: Batch, payload: bytes) -> None:
-        self._hub.relay(batch.peer, payload, is_whole(batch))
+        if self.name in batch.lacks:
+            self._outgoing.asked(batch.lacks[self.name])
+            self.line.wake()
+        if batch.news:
+            self._hub.relay(batch.peer, payload, is_whole(batch))
 
     def _sealed(self, batch: Batch) -> bytes:
         data = self.seal.close(self._codec.encode(batch))

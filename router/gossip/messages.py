@@ -266,11 +266,18 @@ own network."""
 
 
 class Batch(Message):
-    """News of another router, as it came over Redis. `block` is that router's routing.prefix_block, in bytes."""
+    """News of another router, as it came over Redis. `block` is that router's routing.prefix_block, in bytes.
+
+    Placements and corrections are numbered (numbered.py): `first` is the number of the first one here, or of the next
+    one where there is none; what is older than `oldest` cannot be told again. `lacks` asks routers to tell theirs again
+    from a number on. Workers have no use for these."""
 
     peer: str
     block: int
     news: Sequence[Fleetwide]
+    first: int = 0
+    oldest: int = 0
+    lacks: Mapping[str, int] = {}
 
 
 Down = Settings | Members | Drain | Report | Tracing | Explain | Summarise | Batch | Summary

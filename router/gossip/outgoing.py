@@ -1,16 +1,15 @@
 """What one router tells the other routers: the sum of its workers' loads, and their placements, merged.
 
 Others see a router as one peer, however many workers it has, and hear its sum, as much of it as has changed. What is
-absolute (load, what was learned) is not queued: whoever sends asks for it at that moment. What is told once
-(placements, corrections, refusals) waits in one bounded queue, in order, which drops its oldest and counts. Whoever
-sends asks `batch` when it can, so a slow or missing Redis makes batches larger and later, and nothing else. What was
-sent and has not come back when a line breaks is told again: nobody knows whether it was heard.
+absolute (load, what was learned) is not queued: whoever sends asks for it at that moment. What is told once, placements
+and corrections, waits in one bounded queue, in order, and is told again to whoever has missed it (numbered.py). A
+refusal counts for as long as it lasts. Whoever sends asks `batch` when it can, so a slow or missing Redis makes batches
+larger and later, and nothing else.
 """
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from router.core.backlog import Totals
 from router.core.fleet import Fleet
@@ -33,18 +32,7 @@ from router.gossip.messages import (
     Shared,
     TotalsRow,
 )
-
-MAX_QUEUED = 65_536
-"""Hashes that wait to be told: half a megabyte, and what 100 requests a second with 50 new blocks place in ten seconds
-without Redis. What is dropped beyond it is in the snapshot all the same."""
-
-MAX_BATCH = 8192
-"""Hashes of one batch: 70 KB, half a millisecond to decode."""
-
-MAX_UNHEARD = 512
-"""Messages that have not come back yet: five seconds of them, and a line is believed dead after three (redis.py)."""
-
-_Event = PlacedRow | Corrected | Full
+from router.gossip.numbered import Event, Telling
 
 
 class Outgoing:
@@ -52,15 +40,23 @@ class Outgoing:
 
     def __init__(self, fleet: Fleet, peer: PeerId, block: int, now: Callable[[], float]) -> None:
         self._fleet, self._peer, self._block, self._now = fleet, peer, block, now
-        self._events: deque[_Event] = deque()
-        self.queued = 0  # Hashes, and one for each event.
+        self._telling = Telling(self._epoch)
+        self._full: dict[ReplicaId, float] = {}  # Until when.
         self._changed: set[ReplicaId] = set()
         self._learned: dict[PeerId, Learned] = {}
         self._sequence = 0
         self._confirmed = True
         self._quiet = False
-        self._unheard: deque[list[_Event]] = deque(maxlen=MAX_UNHEARD)
-        self.dropped: Counter[str] = Counter()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be told that is not absolute."""
+        return self._telling.waits
+
+    @property
+    def dropped(self) -> int:
+        """Placements and corrections that nobody was told."""
+        return self._telling.dropped
 
     # What workers tell; the fleet has been told before.
 
@@ -73,9 +69,12 @@ class Outgoing:
                 return True
             case Placed():
                 for row in message.placed:
-                    self._queue(row)
-            case Corrected() | Full():
-                self._queue(message)
+                    self._telling.add(row)
+            case Corrected():
+                self._telling.add(message)
+                return True
+            case Full():
+                self._full[message.replica] = self._now() + message.seconds
                 return True
             case Learned():
                 self._learned[worker] = message
@@ -86,20 +85,20 @@ class Outgoing:
         self._learned.pop(worker, None)
         self._changed.update(replica.id for replica in self._fleet.replicas)
 
-    def _queue(self, event: _Event) -> None:
-        self._events.append(event)
-        self.queued += _weight(event)
-        while self.queued > MAX_QUEUED:
-            dropped = self._events.popleft()
-            self.queued -= _weight(dropped)
-            self.dropped[type(dropped).__name__ if isinstance(dropped, Corrected | Full) else Placed.__name__] += 1
+    # What others ask.
+
+    def asked(self, number: int) -> None:
+        """Another router has missed what was told from this number on."""
+        self._telling.asked(number)
 
     # What is told.
 
-    def batch(self, held: bool = False) -> Batch | None:
-        """What there is to tell, at most so much at a time; None when there is nothing. `held`: the queue waits."""
-        taken = [] if held else self._take_events()
-        news = _told(self._peer, taken)
+    def batch(self, lacks: Mapping[PeerId, int]) -> Batch | None:
+        """What there is to tell, at most so much at a time, and what is asked of others; None when there is nothing."""
+        first, events = self._telling.take()
+        news = _told(self._peer, events)
+        if self._full:
+            news += self._refusals()
         changed, self._changed = self._changed, set()
         if changed:
             self._sequence += 1
@@ -108,37 +107,21 @@ class Outgoing:
         elif self._quiet and not self._confirmed:
             self._confirmed = True
             news.append(Load(self._peer, self._sequence, False, {}))
-        if not news:
+        if not news and not lacks:
             return None
-        self._unheard.append(taken)
-        return Batch(self._peer, self._block, news)
-
-    def heard(self) -> None:
-        """The oldest message that had not come back has: it was heard."""
-        if self._unheard:
-            self._unheard.popleft()
-
-    def again(self) -> None:
-        """Queue anew what has not come back: the line broke. Refusals are over by now."""
-        events = [*chain.from_iterable(self._unheard), *self._events]
-        self._unheard.clear()
-        self._events.clear()
-        self.queued = 0
-        for event in events:
-            if not isinstance(event, Full):
-                self._queue(event)
+        return Batch(self._peer, self._block, news, first, self._telling.oldest, lacks)
 
     def beat(self) -> Batch:
         """All of the load and what was learned: the heartbeat."""
         self._sequence += 1
         self._changed.clear()
         self._confirmed = True
-        self._unheard.append([])
         busy = [replica.id for replica in self._fleet.replicas if replica.others is not None]
         whole = Load(self._peer, self._sequence, True, self._loads(busy))
         confirmed = Load(self._peer, self._sequence, False, {})
         learned = Learned(self._peer, _models(list(self._learned.values())), _rates(list(self._learned.values())))
-        return Batch(self._peer, self._block, [whole, confirmed, learned])
+        self._telling.beat()
+        return Batch(self._peer, self._block, [whole, confirmed, learned], self._telling.next, self._telling.oldest)
 
     def bye(self) -> Batch:
         """This router is gone."""
@@ -148,37 +131,35 @@ class Outgoing:
         now = self._now()
         return {replica.id: _row(replica, now) for replica in self._fleet.replicas if replica.id in wanted}
 
-    def _take_events(self) -> list[_Event]:
-        """The oldest of the queue."""
-        events, weight = self._events, 0
-        taken: list[_Event] = []
-        while events and weight < MAX_BATCH:
-            taken.append(event := events.popleft())
-            weight += _weight(event)
-        self.queued -= weight
-        return taken
+    def _refusals(self) -> list[Full]:
+        """Those that last."""
+        now, full = self._now(), self._full
+        self._full = {}
+        return [Full(replica, until - now) for replica, until in full.items() if until > now]
+
+    def _epoch(self, replica: ReplicaId) -> float | None:
+        """None for one that has left, too."""
+        try:
+            return self._fleet.replica(replica).epoch
+        except KeyError:
+            return None
 
 
-def _told(peer: PeerId, events: Sequence[_Event]) -> list[Fleetwide]:
+def _told(peer: PeerId, events: Sequence[Event]) -> list[Fleetwide]:
     """Events as messages, in their order, placements in a row together."""
     found: list[Fleetwide] = []
     rows: list[PlacedRow] = []
     for event in events:
-        if not isinstance(event, Corrected | Full):
+        if not isinstance(event, Corrected):
             rows.append(event)
             continue
         if rows:
             found.append(Placed(peer, rows))
             rows = []
-        found.append(Corrected(peer, event.replica, event.block) if isinstance(event, Corrected) else event)
+        found.append(Corrected(peer, event.replica, event.block))
     if rows:
         found.append(Placed(peer, rows))
     return found
-
-
-def _weight(event: _Event) -> int:
-    """Hashes, and one for the rest."""
-    return 1 if isinstance(event, Corrected | Full) else 1 + len(event[2])
 
 
 def _row(replica: Replica, now: float) -> TotalsRow:

@@ -43,7 +43,7 @@ log = logging.getLogger("homing.gossip")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 0.8
 """Seconds before a new session, doubling, each times 0.5 to 1.5. The longest is short because sixteen routers that try
 once a second are nothing to Redis, and because the fleet should agree again within 3 s after it is back: 1.2 of them
-for the pause, and link.HOLD."""
+for the pause, and 1 until a heartbeat tells who comes back what it has missed."""
 
 STEADY = 10.0
 """Seconds that a session must have lasted for the pauses to begin small again."""

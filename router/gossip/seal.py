@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import blake2b
 
-VERSION = 1
+VERSION = 2
 """To be raised when a message's form or a hash's making changes: routers of two versions do not understand another."""
 
 _MAC, _LIFE = 16, 8

@@ -20,8 +20,8 @@ from router.core.types import ReplicaId
 from router.gossip.messages import Learned, Message, Summary
 
 PERIOD = 2.0
-"""Seconds in which each replica is summarised once. What was placed in so long before it came, who joins learns when it
-reads a second time (link.py)."""
+"""Seconds in which each replica is summarised once. What was placed in so long before it came, who joins is told again
+(numbered.py)."""
 
 REST = 120e-6
 """Seconds of rest for each hash that was told. Telling one takes a worker 0.6 us, so it spends half a percent of its

@@ -4,7 +4,7 @@ import msgspec
 
 from router.core.peers import TTL
 from router.gossip.incoming import MAX_PEERS, Incoming, is_whole
-from router.gossip.messages import Batch, Bye, Codec, Corrected, Load, Message
+from router.gossip.messages import Batch, Bye, Codec, Corrected, Load, Message, Placed
 from router.gossip.seal import Flaw, Seal
 
 SECRET = "a secret of the fleet"
@@ -63,6 +63,38 @@ def test_who_was_there_by_a_moment_is_settled_and_who_comes_back_is_not() -> Non
     ear.told(Batch("a", 512, [Bye("a")]), 5.0)
     ear.told(beat("a"), 6.0)
     assert ear.incoming.settled(5.0) == ["b"]
+
+
+def test_what_was_heard_before_is_not_passed_on_again_and_load_is() -> None:
+    ear = Ear()
+    load = Load("a", 1, True, {})
+    ear.told(Batch("a", 512, [Placed("a", [("r1", None, [1]), ("r1", 1, [2])])], 0, 0))
+    ear.told(Batch("a", 512, [Placed("a", [("r1", 1, [2]), ("r1", 2, [3])]), Corrected("a", "r1", 3), load], 1, 0))
+    ear.told(Batch("a", 512, [Corrected("a", "r1", 3)], 3, 0))
+    assert [list(batch.news) for batch in ear.heard[1:]] == [
+        [Placed("a", [("r1", 2, [3])]), Corrected("a", "r1", 3), load], [],
+    ]  # fmt: skip
+
+
+def test_who_has_missed_something_lacks_it_until_it_is_told_again_and_takes_nothing_behind_it() -> None:
+    ear = Ear()
+    first, second, third = (Placed("a", [("r1", None, [number])]) for number in range(3))
+    ear.told(Batch("a", 512, [first], 0, 0))
+    ear.told(Batch("a", 512, [third, Load("a", 1, False, {})], 2, 0))
+    assert (ear.incoming.lacks, ear.heard[-1].news) == ({"a": 1}, [Load("a", 1, False, {})])
+    ear.told(Batch("a", 512, [second, third], 1, 0))
+    assert (ear.incoming.lacks, ear.heard[-1].news) == ({}, [Placed("a", [("r1", None, [1])]), third])
+
+
+def test_who_falls_silent_and_comes_back_goes_on_counting_and_nothing_is_lacked_of_who_is_gone() -> None:
+    ear = Ear()
+    ear.told(Batch("a", 512, [Placed("a", [("r1", None, [1])])], 0, 0))
+    ear.told(Batch("b", 512, [], 9, 2))
+    assert ear.incoming.lacks == {"b": 2}
+    ear.incoming.expire(TTL + 0.1)
+    assert ear.incoming.lacks == {}
+    ear.told(Batch("a", 512, [], 5, 0), 9.0)
+    assert ear.incoming.lacks == {"a": 1}
 
 
 def test_a_goodbye_of_who_was_not_there_says_nothing() -> None:

@@ -62,7 +62,7 @@ def say(kind: str, speaker: Speaker, replica: str, count: int) -> list[bytes]:
     if kind == "load":
         speaker.set(replica, count)
         return []
-    return speaker.sealed(speaker.out.batch() if kind == "tell" else speaker.out.beat())
+    return speaker.sealed(speaker.out.batch({}) if kind == "tell" else speaker.out.beat())
 
 
 def play(steps: Sequence[Step], speakers: Sequence[Speaker], listener: Listener) -> None:

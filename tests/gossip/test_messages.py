@@ -78,7 +78,7 @@ EXAMPLES: list[AnyMessage] = [
     Tracing(True), Traces([TRACE], {LeftOut.EARLIER: 2}), Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
-    Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")]),
+    Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")], 7, 5, {"b": 3}),
 ]  # fmt: skip
 
 

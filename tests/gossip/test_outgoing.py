@@ -19,7 +19,8 @@ from router.gossip.messages import (
     Placed,
     TotalsRow,
 )
-from router.gossip.outgoing import MAX_BATCH, MAX_QUEUED, MAX_UNHEARD, Outgoing
+from router.gossip.numbered import MAX_BATCH, MAX_KEPT, events
+from router.gossip.outgoing import Outgoing
 from tests.core.worlds import fleet_of
 
 NOTHING: LearnedRow = ((1.0, 0), (1.0, 0), (1.0, 0), (1.0, 0), 1.0, 4.0)
@@ -47,7 +48,7 @@ class Told:
         self.out.take(worker, Load(worker, self._sequences[worker], False, {}))
 
     def batch(self) -> list[Message]:
-        batch = self.out.batch()
+        batch = self.out.batch({})
         assert batch is None or (batch.peer, batch.block) == ("me", 512)
         return [] if batch is None else list(batch.news)
 
@@ -140,62 +141,77 @@ def test_events_are_told_in_order_and_placements_together() -> None:
     ]  # fmt: skip
 
 
-def test_while_the_queue_is_held_load_goes_on() -> None:
-    told = Told()
-    told.out.take("0", Placed("0", [("r1", None, [1])]))
-    told.load("0", r1=1)
-    batch = told.out.batch(held=True)
-    assert batch is not None
-    assert [type(message) for message in batch.news] == [Load]
-    assert [type(message) for message in told.batch()] == [Placed]
-
-
 def test_a_long_queue_is_told_in_parts_and_drops_its_oldest() -> None:
     told = Told()
-    rows = MAX_QUEUED // 100 + 50
+    rows = MAX_KEPT // 100 + 50
     told.out.take("0", Placed("0", [("r1", None, [number] * 99) for number in range(rows)]))
-    told.out.take("0", Full("r1", 1.0))
-    left = len(_events(told.out))
-    assert told.out.dropped == {"Placed": rows + 1 - left}
-    assert left == MAX_QUEUED // 100 + 1
+    told.out.take("0", Corrected("0", "r1", 1))
+    first, left = _events(told.out)
+    assert told.out.dropped == first == rows + 1 - left
+    assert left == MAX_KEPT // 100 + 1
 
 
-def test_what_has_not_come_back_when_a_line_breaks_is_told_again_in_order_but_for_refusals() -> None:
+def test_a_refusal_is_told_for_as_long_as_it_lasts_and_once() -> None:
     told = Told()
-    told.out.beat()
+    told.out.take("0", Full("r1", 1.0))
+    told.out.take("0", Full("r2", 3.0))
+    told.now = 2.0
+    assert told.batch() == [Full("r2", 1.0)]
+    assert told.batch() == []
+
+
+def test_what_was_told_is_told_again_from_where_another_asks_and_load_is_as_it_is_then() -> None:
+    told = Told()
     for number in range(3):
         told.out.take("0", Placed("0", [("r1", None, [number])]))
         told.out.take("0", Full("r1", 1.0))
         told.batch()
-    told.out.take("0", Placed("0", [("r1", None, [3])]))
-    told.out.heard()  # The heartbeat.
-    told.out.heard()  # The first batch.
-    told.out.again()
-    assert told.out.queued == 6
-    assert told.batch() == [Placed("me", [("r1", None, [1]), ("r1", None, [2]), ("r1", None, [3])])]
-    for _ in range(9):  # More than was told: another life's.
-        told.out.heard()
-    told.out.again()
-    assert told.batch() == []
+    told.out.asked(1)
+    assert told.out.waits
+    told.load("0", r1=2)
+    batch = told.out.batch({"another": 7})
+    assert batch is not None
+    assert (batch.first, batch.oldest, batch.lacks) == (1, 0, {"another": 7})
+    placed, load = batch.news
+    assert placed == Placed("me", [("r1", None, [1]), ("r1", None, [2])])
+    assert requests(load) == {"r1": 2}
+    assert not told.out.waits
 
 
-def test_what_comes_back_never_is_not_kept_for_ever() -> None:
+def test_the_heartbeat_says_how_far_the_router_has_told() -> None:
     told = Told()
-    for number in range(MAX_UNHEARD + 9):
-        told.out.take("0", Placed("0", [("r1", None, [number])]))
-        told.batch()
-    told.out.again()
-    assert [row[2] for row in _events(told.out)] == [[number] for number in range(9, MAX_UNHEARD + 9)]  # type: ignore[index]
+    told.out.take("0", Placed("0", [("r1", None, [1]), ("r1", 1, [2])]))
+    told.out.take("0", Corrected("0", "r1", 2))
+    assert told.out.beat().first == 0
+    told.batch()
+    assert (told.out.beat().first, told.out.beat().oldest) == (3, 0)
 
 
-def _events(out: Outgoing) -> list[object]:
-    events: list[object] = []
-    while (batch := out.batch()) is not None:
-        for message in batch.news:
-            events += message.placed if isinstance(message, Placed) else [message]
-            if isinstance(message, Placed):
-                assert sum(len(row[2]) + 1 for row in message.placed) <= MAX_BATCH + 100
-    return events
+def test_what_is_asked_of_others_is_reason_enough_to_speak() -> None:
+    assert Told().out.batch({"another": 0}) == Batch("me", 512, [], 0, 0, {"another": 0})
+
+
+def test_what_was_placed_before_a_replicas_new_epoch_is_told_nobody_after_it() -> None:
+    told = Told()
+    told.fleet.engine("r1", 1.0, None, 0.0)
+    told.out.take("0", Placed("0", [("r1", None, [1]), ("r2", None, [2]), ("gone", None, [3])]))
+    told.fleet.engine("r1", 2.0, None, 0.0)
+    told.out.take("0", Placed("0", [("r1", None, [4])]))
+    nothing = ("", None, ())
+    after = [Placed("me", [nothing, ("r2", None, [2]), ("gone", None, [3]), ("r1", None, [4])])]
+    assert told.batch() == after
+    told.out.asked(0)
+    assert told.batch() == after
+
+
+def _events(out: Outgoing) -> tuple[int, int]:
+    """The first one's number, and how many."""
+    numbers: list[int] = []
+    while (batch := out.batch({})) is not None:
+        rows = [row for message in batch.news if isinstance(message, Placed) for row in message.placed]
+        assert sum(len(row[2]) + 1 for row in rows) <= MAX_BATCH + 100
+        numbers += range(batch.first, batch.first + events(batch.news))
+    return numbers[0], len(numbers)
 
 
 def test_a_router_that_goes_says_so() -> None:

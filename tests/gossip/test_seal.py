@@ -71,4 +71,4 @@ def test_what_is_on_the_wire_stays_as_it_is() -> None:
     assert ONE.prefix == "homing:6f7ed557:"
 
 
-GOLDEN = "113ecd99edf1ee1c4533e4e92a4b2f903131313131313131016e657773"
+GOLDEN = "97537f6ecade255a6ade7e18fbd27b2a3131313131313131026e657773"
