@@ -23,8 +23,8 @@ MAX_BATCH = 8192
 
 KEPT_BEATS = 10
 """Heartbeats for which what was told may be told again: several times what it takes the snapshot of a fleet that is not
-huge to have it, too. Heartbeats and not seconds, since none are told while Redis is away: whoever comes back so many of
-them later than the others has missed nothing for good."""
+huge to have it, too. Heartbeats and not seconds, since none are told while Redis is away: whoever is back within so
+many of them after the others has missed nothing for good."""
 
 MAX_GONE = 64
 """Routers that have fallen silent whose numbers are known: as many as may be there (incoming.py)."""

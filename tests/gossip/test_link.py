@@ -1,0 +1,111 @@
+"""When a router asks others to tell again what it has missed: once the snapshot is read, and until it was told."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from router.core.peers import PeerId
+from router.gossip.hub import Hub
+from router.gossip.lines import Line
+from router.gossip.link import Link
+from router.gossip.messages import Batch, Codec, Placed
+from router.gossip.seal import Seal
+from router.gossip.snapshot import Snapshot
+from tests.core.worlds import fleet_of
+
+SECRET = "a secret of the whole fleet"
+
+
+class Store:
+    """lines.Store, with nothing in it, that is slow to say so."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+
+    async def read(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        await self.answers.wait()
+        return {}
+
+    async def write(self, key: str, value: bytes, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def members(self, key: str) -> Sequence[str]:
+        return []
+
+    async def enlist(self, key: str, name: str) -> None:
+        raise NotImplementedError
+
+    async def strike(self, key: str, names: Sequence[str]) -> None:
+        raise NotImplementedError
+
+
+class Wakes:
+    """lines.Line, as far as it is woken."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+class World:
+    """A link whose line is the test, and another router's mouth."""
+
+    def __init__(self) -> None:
+        self.link = Link(fleet_of(2), Hub(lambda *_: None, lambda _: None), Snapshot(), lambda _: None, SECRET,
+                         b"8 random", 512)  # fmt: skip
+        self.line = Wakes()
+        self.link.line = cast(Line, self.line)
+        self._mouth = Seal(SECRET, b"the peer")
+
+    def hears(self, batch: Batch) -> bool:
+        """Whether the line is woken by it."""
+        before = self.line.wakes
+        assert not self.link.hear(self._mouth.close(Codec().encode(batch)))
+        return self.line.wakes > before
+
+    def tells(self) -> Batch | None:
+        data = self.link.tell()
+        return None if data is None else msgspec.msgpack.decode(self._mouth.open(data), type=Batch)
+
+    def asks(self) -> Mapping[PeerId, int]:
+        told = self.tells()
+        return {} if told is None else told.lacks
+
+
+MISSED = Batch("peer", 512, [Placed("peer", [("r1", None, [1])])], 5, 2)
+AGAIN = Batch("peer", 512, [Placed("peer", [("r1", None, [number]) for number in range(4)])], 2, 2)
+
+
+async def test_what_was_missed_is_asked_for_when_the_snapshot_is_read_and_with_each_heartbeat_until_it_is_told() -> (
+    None
+):
+    world, store = World(), Store()
+    joining = asyncio.create_task(world.link.join(store))
+    await asyncio.sleep(0)
+    assert not world.hears(MISSED)
+    assert world.asks() == {}
+    store.answers.set()
+    await joining
+    assert [world.asks() for _ in range(2)] == [{"peer": 2}, {}]
+    assert not world.hears(MISSED)
+    world.link.beat()
+    assert world.asks() == {"peer": 2}
+    world.hears(AGAIN)
+    world.link.beat()
+    assert world.asks() == {}
+    assert world.hears(Batch("peer", 512, [], 7, 2))
+    assert world.asks() == {"peer": 6}
+
+
+async def test_who_is_asked_tells_again_and_nobody_else_does() -> None:
+    world = World()
+    world.link.take("0", Placed("0", [("r1", None, [1]), ("r1", 1, [2])]))
+    first = world.tells()
+    assert not world.hears(Batch("peer", 512, [], 0, 0, {"somebody else": 0}))
+    assert world.tells() is None
+    assert world.hears(Batch("peer", 512, [], 0, 0, {world.link.name: 0}))
+    assert world.tells() == first
