@@ -230,7 +230,8 @@ class Crew:
         """Wait for the answers; whether all came in time."""
         if asked.left:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asked.answered.wait(), seconds)
+                async with asyncio.timeout(seconds):  # wait_for can lose a cancellation, and the router would not end.
+                    await asked.answered.wait()
         del self._asked[serial]
         if asked.left:
             log.warning("workers that have not answered within %g s: %s", seconds, ", ".join(sorted(asked.left)))

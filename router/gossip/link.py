@@ -92,7 +92,8 @@ class Link:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self.line.run()), loop.create_task(self._look())]
         try:
-            await asyncio.wait_for(self._settled.wait(), JOIN)
+            async with asyncio.timeout(JOIN):
+                await self._settled.wait()
         except TimeoutError:
             log.warning("no word from Redis within %g s; starting without it", JOIN)
 

@@ -84,6 +84,18 @@ async def test_a_worker_that_takes_a_dead_ones_place_knows_what_that_one_knew(tm
         assert {answer.headers["x-homing-reason"] for answer in answers} == {"holder"}
 
 
+async def test_who_waits_for_an_answer_and_is_cancelled_just_as_it_comes_is_cancelled(tmp_path: Path) -> None:
+    """As when a router ends while its last worker, which was asked for its part of the snapshot, has just ended."""
+    async with crewed(tmp_path, Engine(), workers=1) as (router, _):
+        crew = router.control.crew
+        asking = asyncio.create_task(crew.summarise("r1"))
+        await asyncio.sleep(0)
+        crew._asked[max(crew._asked)].had("0")
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
 # Reload.
 
 
