@@ -12,7 +12,7 @@ import pytest
 from loadtests.redisserver import RedisServer, redis_server
 from router.core.types import ReplicaId
 from router.gossip import link as gossip_link
-from router.gossip import snapshot
+from router.gossip import numbered, snapshot
 from router.gossip.messages import Batch, Load, unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.rig import until
@@ -168,6 +168,7 @@ async def test_a_router_that_joins_learns_what_goes_on_from_a_known_chain_just_b
     snapshot is read twice."""
     monkeypatch.setattr(snapshot, "PERIOD", 0.5)
     monkeypatch.setattr(gossip_link, "SETTLING", 2.5)
+    monkeypatch.setattr(numbered, "KEPT_BEATS", 2)
     async with redis_server() as server, routers(tmp_path, server, 4) as (fleet, _):
         first, second = [await fleet.add(name) for name in "ab"]
         await acquainted(first, second)
@@ -176,6 +177,8 @@ async def test_a_router_that_joins_learns_what_goes_on_from_a_known_chain_just_b
         for prompt in known_ones:
             await first.chat(prompt)
         await written(server, first)
+        telling = link(first)._outgoing._telling
+        await until(lambda: telling.oldest == telling.next > 0, WITHIN)
         prompts = [prompt[: 6 * 512] + "just before " * 100 for prompt in known_ones]
         sent = [(await first.chat(prompt)).headers["x-homing-replica"] for prompt in prompts]
         third = await fleet.add("c")
