@@ -59,7 +59,8 @@ class _IdleView:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self.ready, self.tokens, self.cold = view.ready, view.tokens, view.cold
+        self.ready, self.tokens = view.ready, view.tokens
+        self.cold, self.returning, self.running = view.cold, view.returning, 0.0
         self.lin, self.kv, self.output, self.tau = view.lin, view.kv, view.output, view.tau
         self.ramping: Ramping | None = None  # What slows a newcomer is others' load.
         self.replicas = [_idle(replica) for replica in view.replicas]

@@ -165,8 +165,8 @@ class RoutingConfig(Model):
         Duration,
         Field(ge=0, le=60),
         About(
-            "How much worse than the best a prompt's home may be, at most, and still get it; it makes several routers "
-            "agree. Never more than computing the prompt again would take."
+            "How much worse than the best a prompt's home may be, at most, and still get it: it makes several routers "
+            "agree, and all replicas hold what everybody asks for. Never more than these two save."
         ),
     ] = 0.1
     max_concurrency: Annotated[

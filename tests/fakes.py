@@ -49,6 +49,7 @@ class FakeView:
     replicas: Sequence[Reading]
     tokens: float = 1000.0
     cold: float = 1000.0
+    returning: float = 1.0
     lin: float = 1 / 10_000
     kv: float = 4e-8
     output: float = 100.0
@@ -60,6 +61,10 @@ class FakeView:
     @property
     def ready(self) -> int:
         return len(self.replicas)
+
+    @property
+    def running(self) -> float:
+        return sum([each.running for each in self.replicas]) / len(self.replicas)
 
     def few(self) -> Few | None:
         return None

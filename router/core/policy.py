@@ -3,17 +3,20 @@
     score(r) = (backlog(r) + u(r)) * lin(r)                             own wait + own prefill, at r's own speed
              + stickiness * cold(r) * lin*                              a cold miss takes capacity from everybody
              + decode * out * kv* * (context(r) + running(r) * prompt)  the others' KV reads for me, and mine for them
-             + decode * out * step(r) * y(r) / (1 - y(r))               r's prefill rate goes on interrupting my output
+             + interruption * out * step(r) * y(r)                      r's prefill rate goes on interrupting my output
              + ramp(r)                                                  r has come empty and is not warm yet
 
 in seconds; the least wins. u = uncached prompt tokens there, cold = those of them that are not hot, lin = seconds per
 prefill token, y = recent prefill load, starred = mean over the eligible replicas. Stickiness and KV cost use means:
-multiplied by a replica's own rate, differences in speed outweigh every queue. Source: POLICY section 1.
+multiplied by a replica's own rate, differences in speed outweigh every queue. Source: POLICY section 1, but for the
+last line but one, which is linear here (D35).
 
 Two things bend "the least wins". A prompt of which nobody holds a cold block goes to the first replica in ring order
-whose score is within a slack of the least: home, so that routers agree without talking. The slack is what agreeing may
-save, the time to compute the prompt's cold blocks again, and at most `home_slack`. Other near-ties, within `tie`, go in
-ring order too, which makes the spill's second place a stable one.
+whose score is within its slack of the least: home. What home lacks of the hot blocks is no reason against it, since a
+preamble that all ask for belongs on all replicas. And routers agree on a home without talking, which saves computing
+the cold blocks once more, as far as they are asked for again. Both together are at most `home_slack`, and nothing for a
+home that has more requests than the others (bounded load). Other near-ties, within `tie`, go in ring order too, which
+makes the spill's second place a stable one.
 
 A replica that is ramping (ramp.py) scores `left` times what decoding costs beside the mean load more, but not for the
 prompts that the ring gives it: those are its share, and it has them at once. And it need not wait for the hot tokens of
@@ -45,9 +48,6 @@ from router.core.types import (
 ROUNDING = 1e-9
 """Seconds by which sums of floating point may put a bound above what it bounds."""
 
-MAX_PREFILL_LOAD = 0.95
-"""y / (1 - y) must stay finite: at 0.95 an output token takes 20 steps' time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -71,12 +71,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Constants of the score, from one 8-replica simulator; only the ratio (stickiness + 1) / decode matters."""
+    """Constants of the score, from one 8-replica simulator (loadtests/README.md). Two are seconds, the others plain."""
 
     stickiness: float = 15.0
     decode: float = 0.25
+    interruption: float = 1.0
     home_slack: float = 0.1
-    tie: float = 0.005
+    tie: float = 0.001
 
 
 class PrefixAffinity:
@@ -113,14 +114,13 @@ class PrefixAffinity:
     def _ordinary(self, replica: Reading, view: View) -> tuple[float, float, float, float]:
         """All lines but the ramp's."""
         weights = self._weights
-        lin = replica.lin
-        decode = weights.decode * view.output
-        y = min(MAX_PREFILL_LOAD, lin * replica.recent / view.tau)
+        lin, output = replica.lin, view.output
+        y = min(1.0, lin * replica.recent / view.tau)
         return (
             (replica.backlog + replica.uncached) * lin,
             weights.stickiness * replica.cold * view.lin,
-            decode * view.kv * (replica.context + replica.running * view.tokens),
-            decode * replica.step * y / (1.0 - y),
+            weights.decode * output * view.kv * (replica.context + replica.running * view.tokens),
+            weights.interruption * output * replica.step * y,
         )
 
     def _ramp(self, replica: Reading, view: View, ramping: Ramping, home: ReplicaId | None) -> float:
@@ -194,7 +194,8 @@ class PrefixAffinity:
             least = min(least, self._add(replica, view, found, scores))
         if not held:
             for replica in view.order():
-                if self._add(replica, view, found, scores) <= least + self._slack(view):
+                score = self._add(replica, view, found, scores)
+                if replica in found and score <= least + self._slack(found[replica], view):
                     break
         return list(found.values()), scores, cuts
 
@@ -205,7 +206,7 @@ class PrefixAffinity:
         for replica in view.order():
             score = self._add(replica, view, found, scores)
             if replica in found:
-                return score <= bound + self._slack(view)
+                return score <= bound + self._slack(found[replica], view)
         return False
 
     def _add(
@@ -221,14 +222,22 @@ class PrefixAffinity:
 
     def _choose(self, scores: dict[ReplicaId, float], replicas: Sequence[Reading], view: View) -> ReplicaId:
         """The least score, or the first in ring order of those near enough to it."""
-        slack = self._weights.tie if _cold_is_held(replicas, view) else self._slack(view)
-        bar = min(scores.values()) + slack
-        near = [replica for replica, score in scores.items() if score <= bar]
-        return near[0] if len(near) == 1 else _first(view.order(), near)
+        least, held = min(scores.values()), _cold_is_held(replicas, view)
+        weights = self._weights
+        bar = least + (weights.tie if held else max(weights.tie, weights.home_slack))
+        near = [each for each in replicas if scores.get(each.id, math.inf) <= bar]
+        if len(near) > 1 and not held:
+            near = [each for each in near if scores[each.id] <= least + self._slack(each, view)]
+        return near[0].id if len(near) == 1 else _first(view.order(), {each.id for each in near})
 
-    def _slack(self, view: View) -> float:
-        """Seconds that home may be worse than the best."""
-        return max(self._weights.tie, min(self._weights.home_slack, view.cold * view.lin))
+    def _slack(self, replica: Reading, view: View) -> float:
+        """Seconds that a replica may be worse than the best and still be taken in ring order, for a prompt of which
+        nobody holds a cold block."""
+        weights = self._weights
+        if replica.running > view.running + 1.0:
+            return weights.tie
+        lacks = replica.uncached - replica.cold + view.returning * replica.cold
+        return max(weights.tie, min(weights.home_slack, weights.tie + lacks * view.lin))
 
 
 def _cold_is_held(replicas: Iterable[Reading], view: View) -> bool:

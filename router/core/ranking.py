@@ -77,13 +77,14 @@ class Ranking:
         "_begin",
         "_changes",
         "_fastest",
+        "_fewest",
         "_members",
-        "_running",
         "calm",
         "end",
         "means",
         "order",
         "ramping",
+        "running",
         "watched",
     )
 
@@ -101,7 +102,8 @@ class Ranking:
         self._members = members
         self._changes = [member.changes for member in members]
         self._asks = min(ASKS, len(members) // 8)
-        self._fastest = self._running = 0.0
+        self._fastest = self._fewest = 0.0
+        self.running = 0.0  # The mean over the ranked.
         self.order: list[tuple[float, ReplicaId]] = []
         self.calm: dict[ReplicaId, Replica] = {}
         self.watched: list[Replica] = []
@@ -125,7 +127,9 @@ class Ranking:
                 self.order.append((sum(lines), reading.id))
         self.order.sort()
         if ranked:
-            self._fastest, self._running = min([each.lin for each in ranked]), min([each.running for each in ranked])
+            running = [each.running for each in ranked]
+            self._fastest, self._fewest = min([each.lin for each in ranked]), min(running)
+            self.running = sum(running) / len(running)
 
     def serves(self, now: float) -> bool:
         """Whether it holds for one more ask, which is counted."""
@@ -139,5 +143,5 @@ class Ranking:
     def few(self, readings: Sequence[Reading], uncached: float, cold: float) -> Few:
         """What a policy needs, for an ask of which `uncached` and `cold` tokens are so where nobody holds it, with the
         `readings` of those that had to be read anew."""
-        pole = Reading("", 0, 0, 0.0, self._running, 0.0, 0.0, None, self._fastest, 0.0, 0, uncached - 1.0, cold)
+        pole = Reading("", 0, 0, 0.0, self._fewest, 0.0, 0.0, None, self._fastest, 0.0, 0, uncached - 1.0, cold)
         return Few(readings, self.order, pole)

@@ -31,7 +31,7 @@ SPELL = 2
 """A spell is so many requests for each replica; the present one and the one before it are looked at. With more of them
 chats that come back at their own pace would look like bursts."""
 
-RETURNS = 4.0
+RETURNS = 8.0
 """What was asked for in the last two spells is expected so many times again as often. With 2 bursts are spread late;
 with 12 a fleet at its limit computes so much twice that decoding is too slow (loadtests/README.md, Bursts)."""
 
@@ -97,6 +97,7 @@ class Recent:
     def __init__(self) -> None:
         self._young, self._old = Segments(_Count), Segments(_Count)
         self._young_requests = self._old_requests = 0
+        self._young_again = self._old_again = 0  # Those whose first cold block had been asked for before.
         self._young_since = float("-inf")
         self._spell, self._spell_requests = 1, 0
         self._hot: set[int] = set()
@@ -132,12 +133,20 @@ class Recent:
                 hot.add(block)
             elif count < enough / 2:
                 hot.discard(block)
+                if count > 1:
+                    self._young_again += 1
                 break
             depth *= 2
 
     def share(self, block: int) -> float:
         """Share of the recent requests whose prompt contains this block."""
         return self._count(block) / max(FLOOR, len(self))
+
+    @property
+    def returning(self) -> float:
+        """How likely it is, 0 to 1, that the first cold block of a prompt is asked for again. As long as there is
+        little to go by it is likely."""
+        return (self._young_again + self._old_again + FLOOR) / (len(self) + FLOOR)
 
     def key(self, chain: Sequence[int], tail: int) -> Key:
         """The adaptive key of a prompt. A block turns hot above the threshold and cold again below half of it.
@@ -195,6 +204,7 @@ class Recent:
     def _turn(self, now: float, replicas: int) -> None:
         self._old, self._young = self._young, Segments(_Count)
         self._old_requests, self._young_requests = self._young_requests, 0
+        self._old_again, self._young_again = self._young_again, 0
         self._young_since = now
         keep = hot_share(max(1, replicas)) / 2
         self._hot = {block for block in self._hot if self.share(block) >= keep}

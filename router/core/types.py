@@ -256,6 +256,16 @@ class View(Protocol):
         ...
 
     @property
+    def running(self) -> float:
+        """Mean of the requests in flight on a replica; in a large fleet, of a moment ago."""
+        ...
+
+    @property
+    def returning(self) -> float:
+        """How likely it is, 0 to 1, that what is cold of the prompt is asked for again."""
+        ...
+
+    @property
     def lin(self) -> float:
         """lin*: mean seconds per prefill token over these replicas."""
         ...

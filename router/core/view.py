@@ -17,8 +17,8 @@ class FleetView:
 
     __slots__ = (
         "_anew", "_ask", "_assumed", "_coldness", "_cuts", "_depths", "_group", "_now", "_per_block", "_ranking",
-        "_replicas", "_some", "_step", "_tail", "_whole", "cold", "known", "kv", "lin", "output", "ramping", "ready",
-        "tau", "tokens",
+        "_replicas", "_running", "_some", "_step", "_tail", "_whole", "cold", "known", "kv", "lin", "output",
+        "ramping", "ready", "returning", "tau", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -44,10 +44,12 @@ class FleetView:
         per_block = self._per_block = tokens * block / ask.size if ask.size else 0.0
         self._whole = max(1.0, tokens)
         self._coldness = group.recent.coldness(chain, self.ready)
+        self.returning = group.recent.returning
         self._tail = tokens - len(chain) * per_block
         self.cold = self._coldness.before(len(chain)) * per_block + self._tail
         self.known = self._some = [self._read(member) for member in eligible]
         self._replicas: Sequence[Reading] | None = None if ranking else self.known
+        self._running = -1.0 if ranking is None else ranking.running
         self.ramping: Ramping | None = None if ranking is None else ranking.ramping
 
     @property
@@ -58,6 +60,12 @@ class FleetView:
             self.known = [self._read(member) for member in members]
             self._replicas = self.known
         return self._replicas
+
+    @property
+    def running(self) -> float:
+        if self._running < 0.0:
+            self._running = sum([each.running for each in self.known]) / len(self.known)
+        return self._running
 
     def few(self) -> Few | None:
         if self._ranking is None or 2 * len(self._anew) > self.ready:

@@ -30,7 +30,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_weights_are_the_start_values_of_the_policy() -> None:
-    assert Weights() == Weights(stickiness=15.0, decode=0.25, home_slack=0.1, tie=0.005)
+    assert Weights() == Weights(stickiness=15.0, decode=0.25, interruption=1.0, home_slack=0.1, tie=0.001)
     assert Limits() == Limits(max_queued_requests=32, max_backlog_seconds=18.0, max_kv_usage=None)
 
 
@@ -48,7 +48,7 @@ def test_the_lines_are_those_computed_by_hand() -> None:
             0.3,  # (2000 + 1000) / 10,000
             1.8,  # 15 * 600 * 2e-4
             0.07,  # .25 * 100 * 4e-8 * (50,000 + 20 * 1000)
-            0.0625,  # y = 10,000 / 10,000 / 5 = .2: .25 * 100 * .01 * .2 / .8
+            0.2,  # y = 10,000 / 10,000 / 5 = .2: 100 * .01 * .2
             0.0,
         )
     )
@@ -58,9 +58,10 @@ def test_the_weights_enter_where_they_should() -> None:
     busy = reading("a", cold=600.0, context=50_000.0, running=20.0, recent=10_000.0)
     view = FakeView([busy])
     plain = PrefixAffinity(Weights(stickiness=1.0, decode=1.0)).lines(busy, view)
-    assert plain == pytest.approx((0.1, 0.06, 0.28, 0.25, 0.0))
-    assert PrefixAffinity(Weights(stickiness=2.0, decode=1.0)).lines(busy, view)[1] == pytest.approx(0.12)
-    assert PrefixAffinity(Weights(stickiness=1.0, decode=0.5)).lines(busy, view)[2:4] == pytest.approx((0.14, 0.125))
+    assert plain == pytest.approx((0.1, 0.06, 0.28, 0.2, 0.0))
+    assert PrefixAffinity(Weights(stickiness=2.0)).lines(busy, view)[1] == pytest.approx(0.12)
+    assert PrefixAffinity(Weights(decode=0.5)).lines(busy, view)[2] == pytest.approx(0.14)
+    assert PrefixAffinity(Weights(interruption=0.5)).lines(busy, view)[3] == pytest.approx(0.1)
 
 
 def test_stickiness_is_never_at_a_replicas_own_speed() -> None:
@@ -70,11 +71,11 @@ def test_stickiness_is_never_at_a_replicas_own_speed() -> None:
     assert policy.lines(slow, view)[1] == policy.lines(fast, view)[1] == pytest.approx(1.5)
 
 
-def test_a_prefill_load_of_one_and_more_stays_finite() -> None:
+def test_prefill_takes_no_more_than_all_of_the_time() -> None:
     policy = PrefixAffinity()
     for recent in (5e4, 5e9):
         line = policy.lines(reading("a", recent=recent), FakeView([reading("a")]))[3]
-        assert line == pytest.approx(25 * 0.01 * 0.95 / 0.05)
+        assert line == pytest.approx(100 * 0.01)
 
 
 def test_the_least_score_wins_wherever_it_stands() -> None:
@@ -127,10 +128,32 @@ def test_the_slack_is_a_setting() -> None:
 
 def test_home_may_be_worse_by_no_more_than_the_prompts_cold_tokens_take() -> None:
     """Sent elsewhere they are computed twice at most, so agreeing on 200 of them is worth 20 ms, and on few the tie."""
-    for cold, backlog, replica in ((200.0, 190.0, "b"), (200.0, 210.0, "a"), (0.0, 40.0, "b"), (0.0, 60.0, "a")):
-        hot = {"uncached": 1000.0, "cold": cold}
-        view = FakeView([reading("a", **hot), reading("b", backlog=backlog, **hot)], cold=cold, ring=["b", "a"])
+    for cold, backlog, replica in ((200.0, 205.0, "b"), (200.0, 215.0, "a"), (0.0, 8.0, "b"), (0.0, 12.0, "a")):
+        some = {"uncached": max(1.0, cold), "cold": cold}
+        view = FakeView([reading("a", **some), reading("b", backlog=backlog, **some)], cold=cold, ring=["b", "a"])
         assert pick(view).replica == replica
+
+
+def test_agreeing_on_a_home_is_worth_as_much_of_it_as_is_asked_for_again() -> None:
+    for returning, backlog, replica in ((0.5, 205.0, "b"), (0.5, 215.0, "a"), (0.0, 8.0, "b"), (0.0, 12.0, "a")):
+        cold = {"uncached": 400.0, "cold": 400.0}
+        both = [reading("a", **cold), reading("b", backlog=backlog, **cold)]
+        assert pick(FakeView(both, cold=400.0, ring=["b", "a"], returning=returning)).replica == replica
+
+
+def test_what_home_lacks_of_hot_blocks_is_no_reason_against_it() -> None:
+    for backlog, replica in ((0.0, "b"), (8.0, "b"), (12.0, "a")):
+        warm = reading("a", depth=1, uncached=100.0, cold=100.0)
+        home = reading("b", backlog=backlog, uncached=400.0, cold=100.0)
+        assert pick(FakeView([warm, home], cold=100.0, ring=["b", "a"], returning=0.0)).replica == replica
+
+
+def test_home_is_not_preferred_while_it_has_more_requests_than_the_others() -> None:
+    """Bounded load: one above the mean, which is 5 and a half."""
+    for running, replica in ((6.0, "b"), (8.0, "a")):
+        cold = {"uncached": 400.0, "cold": 400.0}
+        both = [reading("a", running=5.0, **cold), reading("b", running=running, backlog=20.0, **cold)]
+        assert pick(FakeView(both, cold=400.0, ring=["b", "a"])).replica == replica
 
 
 def test_what_only_hot_blocks_are_held_of_goes_home_like_a_cold_prompt() -> None:
@@ -140,7 +163,7 @@ def test_what_only_hot_blocks_are_held_of_goes_home_like_a_cold_prompt() -> None
 
 
 def test_near_ties_go_in_ring_order_when_a_cold_block_is_held() -> None:
-    for backlog, replica in ((40.0, "c"), (60.0, "a")):
+    for backlog, replica in ((8.0, "c"), (12.0, "a")):
         view = FakeView([holder("a"), reading("b"), holder("c", backlog=backlog)], ring=["b", "c", "a"])
         assert pick(view) == Candidate(replica, Reason.HOLDER)
 

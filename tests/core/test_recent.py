@@ -339,6 +339,21 @@ def test_hot_blocks_are_few_however_many_prompts_came() -> None:
     assert len(recent._hot) <= 7 * 2 / (hot_share(8) / 2)
 
 
+def test_what_is_asked_for_once_only_is_not_expected_again_and_is_until_that_shows() -> None:
+    recent = Recent()
+    assert recent.returning == 1.0
+    for who in range(60):
+        recent.add(sharing(0, 4, who), 0.0, 8)
+    assert recent.returning == FLOOR / (60 + FLOOR)
+    for who in range(60):
+        recent.add(sharing(0, 4, who), 1.0, 8)
+    assert recent.returning == (60 + FLOOR) / (120 + FLOOR)
+    recent.add(sharing(0, 4, 99), 1.0 + GENERATION_SECONDS, 8)
+    assert recent.returning == (60 + FLOOR) / (121 + FLOOR)
+    recent.add(sharing(0, 4, 98), 1.0 + 2 * GENERATION_SECONDS, 8)
+    assert recent.returning == FLOOR / (2 + FLOOR)
+
+
 def test_a_burst_loses_most_of_its_coldness_in_a_few_requests_and_has_it_back_after_two_spells() -> None:
     recent = filled(0, 4, 200)
     burst = [1, 2, 3, 4]
@@ -346,7 +361,7 @@ def test_a_burst_loses_most_of_its_coldness_in_a_few_requests_and_has_it_back_af
     for _ in range(6):
         coldness.append(recent.coldness(burst, 8).before(4) / 4)
         recent.add(burst, 0.0, 8)
-    assert coldness == pytest.approx([1, 8 / 12, 8 / 16, 8 / 20, 8 / 24, 8 / 28])
+    assert coldness == pytest.approx([1, 8 / 16, 8 / 24, 8 / 32, 8 / 40, 8 / 48])
     for who in range(2 * SPELL * 8):
         recent.add(sharing(0, 4, 1_000 + who), 0.0, 8)
     assert recent.coldness(burst, 8).before(4) == pytest.approx(4 * (1 - 8 * 6 / 238))

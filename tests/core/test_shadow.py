@@ -83,6 +83,7 @@ def test_a_policy_in_its_own_shadow_agrees_with_itself_and_both_sides_have_what_
 ) -> None:
     stage = Stage(policy(), policy())
     for asked in chats(30, 4):
+        stage.align()
         stage.serve(asked, usage=Usage(asked.size // 5, 40, None))
     counts = stage.counts
     assert counts.choices() == (("same", 120), ("other", 0), ("none", 0))
