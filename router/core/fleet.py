@@ -380,7 +380,7 @@ class Fleet:
         self.residency.learn(replica, parent, hashes, self._bound(member, learned, per_block), now)
 
     def corrected(self, replica: ReplicaId, block: int) -> None:
-        """Another router heard that an engine no longer had a block (types.News)."""
+        """Another router heard that an engine no longer had a block, nor what was used before it (types.News)."""
         if replica in self._replicas:
             self.residency.lost(replica, block)
 

@@ -169,7 +169,9 @@ class Lease:
             return 0
         dropped = self._residency.disproved(self._placement, depth)
         news, chain = self._residency.news, self.ask.chain
-        if dropped and news is not None:  # The chain that told stays: the engine has just computed it.
-            news.corrected(self.replica, chain[depth])
+        if dropped.blocks and news is not None:
+            # Not the block that was missing: others know that it is in use again, and would take all for older.
+            news.corrected(self.replica, dropped.youngest)
+            # The chain that told stays: the engine has just computed it.
             news.placed(self.replica, chain[depth - 1] if depth else None, chain[depth : self._placement.blocks])
-        return dropped
+        return dropped.blocks

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import chain as joined
 from itertools import islice
+from typing import NamedTuple
 
 from router.core.recalled import Recalled, Summary, summarise
 from router.core.segments import Segment, Segments
@@ -66,6 +67,16 @@ class Placement:
         self.depth = depth
         self.last = last
         self.ages = ages
+
+
+class Dropped(NamedTuple):
+    """How many blocks were dropped, and the last one of those that had been used last; 0 where there are none."""
+
+    blocks: int
+    youngest: int
+
+
+NOTHING = Dropped(0, 0)
 
 
 class _Shelf:
@@ -270,13 +281,13 @@ class Residency:
                     shelf.free[run] = None
             run = parent
 
-    def disproved(self, placement: Placement, depth: int) -> int:
-        """The engine had only `depth` blocks of this chain when the request came; returns how many blocks that drops.
+    def disproved(self, placement: Placement, depth: int) -> Dropped:
+        """The engine had only `depth` blocks of this chain when the request came; returns what that drops.
 
         Nothing follows when the block was pinned at the time: the engine may just not have reached it.
         """
         if depth >= placement.depth or placement.shelf.gone:
-            return 0
+            return NOTHING
         age = next(released for start, released in placement.ages if start <= depth)
         return self._drop_until(placement.shelf, age)
 
@@ -303,31 +314,27 @@ class Residency:
         self.release(placement)
 
     def lost(self, replica: ReplicaId, block: int) -> int:
-        """Another router heard that the engine no longer had this block, but what comes before it; returns how many
-        blocks that drops here, all that were last used before it."""
+        """Another router heard from the engine that this block is gone; returns how many blocks that drops here: with
+        it all that were last used before it, as there."""
         shelf = self._shelves[replica]
         self._recalled.lost(shelf.bit, block)
-        if block not in shelf.runs:
-            return 0
-        before = self.place(replica, shelf.runs.path(block)[:-1], len(shelf.runs))
         run = shelf.runs.get(block)
-        assert run is not None
-        dropped = 0 if run.pins else self._drop_until(shelf, run.released)
-        self.release(before)
-        return dropped
+        return 0 if run is None or run.pins else self._drop_until(shelf, run.released).blocks
 
-    def _drop_until(self, shelf: _Shelf, age: int) -> int:
+    def _drop_until(self, shelf: _Shelf, age: int) -> Dropped:
         """Drop the free blocks that were released at `age` or before."""
         stale = []
         for run in shelf.free:
             if run.released > age:
                 break
             stale.append(run)
-        before = len(shelf.runs)
+        if not stale:
+            return NOTHING
+        before, youngest = len(shelf.runs), stale[-1].hashes[-1]
         for run in stale:
             del shelf.free[run]
             self._drop(shelf, run)
-        return before - len(shelf.runs)
+        return Dropped(before - len(shelf.runs), youngest)
 
     def _evict(self, shelf: _Shelf, surplus: int) -> None:
         while surplus > 0 and shelf.free:

@@ -320,7 +320,7 @@ class News(Protocol):
         ...
 
     def corrected(self, replica: ReplicaId, block: int) -> None:
-        """The engine no longer had this block, but what comes before it."""
+        """The engine no longer had this block, nor what was last used before it."""
         ...
 
     def full(self, replica: ReplicaId, until: float) -> None:

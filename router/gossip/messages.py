@@ -237,7 +237,7 @@ class Learned(Message):
 
 
 class Corrected(Message):
-    """An engine no longer had this block."""
+    """An engine no longer had this block, nor what was last used before it."""
 
     peer: str
     replica: str

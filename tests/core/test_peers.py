@@ -397,30 +397,59 @@ def test_a_correction_is_told_with_what_was_computed_anew() -> None:
     fleet = fleet_of(1)
     notes = telling(fleet)
     asked, other = ask(("a", 8)), ask(("b", 8))
-    answered(fleet, ask(("older", 2)), now=0.0)
+    older = ask(("older", 2))
+    answered(fleet, older, now=0.0)
     answered(fleet, asked, now=0.1, usage=Usage(1024, 10, 0))
     answered(fleet, asked, now=0.2, usage=Usage(1024, 10, 256))
-    assert notes.corrections == [("r0", asked.chain[2])]
+    assert notes.corrections == [("r0", older.chain[1])]
     parent: int | None = asked.chain[1]
     assert notes.placements[-1] == ("r0", parent, asked.chain[2:])
     answered(fleet, other, now=0.3)
     answered(fleet, other, now=0.4, usage=Usage(1024, 10, 0))
-    assert notes.corrections[-1] == ("r0", other.chain[0])
+    assert notes.corrections[-1] == ("r0", asked.chain[7])
     parent = None
     assert notes.placements[-1] == ("r0", parent, other.chain)
 
 
 def test_a_correction_drops_what_was_used_before_the_block_that_is_gone() -> None:
     fleet = fleet_of(1)
-    for chain in ([1, 2, 3, 4], [5, 6], [7, 8]):
+    for chain in ([1, 2, 3, 4], [5, 6], [7, 8], [9, 10]):
         fleet.placed("r0", None, chain, 0.0)
     fleet.placed("r0", 8, [], 0.0)
     fleet.corrected("r0", 6)
     fleet.corrected("r0", 99)
-    fleet.corrected("r9", 6)
-    assert fleet.residency.depths([1]) == {}
-    assert fleet.residency.depths([5, 6]) == {"r0": 1}
-    assert fleet.residency.depths([7, 8]) == {"r0": 2}
+    fleet.corrected("r9", 8)
+    assert fleet.residency.depths([1]) == fleet.residency.depths([5, 6]) == {}
+    assert fleet.residency.depths([7, 8]) == fleet.residency.depths([9, 10]) == {"r0": 2}
+
+
+def test_a_correction_drops_at_another_router_what_it_drops_here_and_no_more() -> None:
+    """The chain that tells is in use again when it does: who has heard that must not take all else for older."""
+    ours, theirs = fleet_of(1), fleet_of(1)
+    ours.residency.news = notes = telling(theirs)
+    ours.peers.learned("b", (), (), 0.0)
+    chats = [ask((f"chat {number}", 8)) for number in range(6)]
+
+    def tell() -> None:
+        for replica, parent, hashes in notes.placements:
+            theirs.placed(replica, parent, hashes, 0.0)
+        for replica, block in notes.corrections:
+            theirs.corrected(replica, block)
+        notes.placements.clear()
+        notes.corrections.clear()
+
+    for number, chat in enumerate(chats):
+        answered(ours, chat, now=10.0 * number)
+        tell()
+    lease = leased(ours, chats[2], 100.0)
+    tell()
+    lease.first_token(100.0)
+    lease.finish(Outcome.OK, Usage(1024, 10, 0), 101.0)
+    assert notes.corrections
+    tell()
+    for fleet in (ours, theirs):
+        held = [bool(fleet.residency.depths(chat.chain)) for chat in chats]
+        assert held == [False, False, True, True, True, True]
 
 
 def test_a_correction_drops_nothing_that_is_in_use() -> None:

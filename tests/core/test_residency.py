@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.residency import Placement, Residency
+from router.core.residency import NOTHING, Placement, Residency
 
 REPLICAS = ("a", "b", "c")
 ROOM = 100
@@ -155,7 +155,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def disproved(self, data: st.DataObject, depth: int) -> None:
         placement, naive = data.draw(st.sampled_from(self.open))
         dropped = self.residency.disproved(placement, depth)
-        assert dropped == self.naive[placement.shelf.replica].disproved(naive, depth)
+        assert dropped.blocks == self.naive[placement.shelf.replica].disproved(naive, depth)
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data(), replica=st.sampled_from(REPLICAS), tokens=st.integers(1, 40))
@@ -362,7 +362,9 @@ def test_a_missing_block_tells_that_everything_released_before_it_is_gone(reside
     hold(residency, "a", [1, 2, 3])
     hold(residency, "a", [20, 21])
     asked = residency.place("a", [1, 2, 3], ROOM)
-    assert residency.disproved(asked, 2) == 2  # Block 3 was gone, so 10 and 11 are: they were released before it.
+    assert (
+        residency.disproved(asked, 2).blocks == 2
+    )  # Block 3 was gone, so 10 and 11 are: they were released before it.
     assert residency.depths([10, 11]) == {}
     assert residency.depths([20, 21]) == {"a": 2}
     assert residency.depths([1, 2, 3]) == {"a": 3}  # It has just been computed there.
@@ -371,7 +373,7 @@ def test_a_missing_block_tells_that_everything_released_before_it_is_gone(reside
 def test_blocks_released_at_the_same_time_are_gone_together(residency: Residency) -> None:
     hold(residency, "a", [1, 2, 3, 4])
     asked = residency.place("a", [1, 2], ROOM)
-    assert residency.disproved(asked, 0) == 2
+    assert residency.disproved(asked, 0).blocks == 2
     assert residency.depths([1, 2, 3, 4]) == {"a": 2}
 
 
@@ -380,9 +382,9 @@ def test_the_missing_block_itself_counts_and_not_the_youngest_of_its_chain(resid
     hold(residency, "a", [30, 31])
     hold(residency, "a", [1, 2])
     asked = residency.place("a", [1, 2, 3, 4], ROOM)
-    assert residency.disproved(asked, 3) == 0
-    assert residency.disproved(asked, 2) == 0
-    assert residency.disproved(asked, 1) == 2  # Block 2 was touched after 30 and 31.
+    assert residency.disproved(asked, 3).blocks == 0
+    assert residency.disproved(asked, 2).blocks == 0
+    assert residency.disproved(asked, 1).blocks == 2  # Block 2 was touched after 30 and 31.
 
 
 def test_a_full_hit_and_a_deeper_one_disprove_nothing(residency: Residency) -> None:
@@ -390,7 +392,7 @@ def test_a_full_hit_and_a_deeper_one_disprove_nothing(residency: Residency) -> N
     hold(residency, "a", [1, 2])
     asked = residency.place("a", [1, 2, 3], ROOM)
     assert asked.depth == 2
-    assert residency.disproved(asked, 2) == residency.disproved(asked, 3) == 0
+    assert residency.disproved(asked, 2) == residency.disproved(asked, 3) == NOTHING
     assert residency.depths([10]) == {"a": 1}
 
 
@@ -398,7 +400,7 @@ def test_a_block_that_was_pinned_when_it_was_asked_for_disproves_nothing(residen
     hold(residency, "a", [10])
     residency.place("a", [1, 2], ROOM)
     asked = residency.place("a", [1, 2], ROOM)
-    assert residency.disproved(asked, 0) == 0
+    assert residency.disproved(asked, 0).blocks == 0
     assert residency.depths([10]) == {"a": 1}
 
 
@@ -406,7 +408,7 @@ def test_another_replica_is_not_touched_by_a_disproof(residency: Residency) -> N
     hold(residency, "b", [10, 11])
     hold(residency, "a", [10, 11])
     hold(residency, "a", [1])
-    assert residency.disproved(residency.place("a", [1], ROOM), 0) == 2
+    assert residency.disproved(residency.place("a", [1], ROOM), 0).blocks == 2
     assert residency.depths([10, 11]) == {"b": 2}
 
 
