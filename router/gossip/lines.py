@@ -71,7 +71,7 @@ class Line(Protocol):
     """A way to the other routers."""
 
     async def run(self) -> None:
-        """Carry, until cancelled."""
+        """Carry, until closed and cancelled."""
         ...
 
     def wake(self) -> None:

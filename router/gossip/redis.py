@@ -111,7 +111,7 @@ class RedisLine:
         self._access, self._channel, self._end, self._observe, self._rng = access, channel, end, observe, rng
         self._news: Redis | None = None
         self._talk: Talk | None = None
-        self._alive = False
+        self._alive = self._closed = False
         self._problem: str | None = None
 
     def wake(self) -> None:
@@ -126,10 +126,13 @@ class RedisLine:
                 await self._session()
             except* (RedisError, RedisClusterException, OSError) as failed:
                 self._turn(reason(failed))
+            if self._closed:  # What fails at that moment, as to close a connection in time, hides a cancellation.
+                return
             pause = FIRST_PAUSE if time.monotonic() - began > STEADY else min(LONGEST_PAUSE, 2 * pause)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
     async def close(self, last: bytes) -> None:
+        self._closed = True
         if self._talk is not None:
             self._talk.hush()
         if self._news is not None and self._alive:
