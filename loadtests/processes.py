@@ -171,10 +171,17 @@ def children(pid: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Who binds it later must be ready to find it taken."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
+    """A port for a server that is told which, and that the kernel gives to nobody who asks for any.
+
+    A connection that has ended there (TIME_WAIT) keeps it so for a minute, and hinders no server that sets
+    SO_REUSEADDR, as servers do.
+    """
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        with socket.create_connection((HOST, port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # TIME_WAIT is on the side that closes first.
+            client.recv(1)
         return port
 
 

@@ -214,8 +214,13 @@ def test_a_taken_port_is_refused_with_the_flag_that_helps() -> None:
             require_free(port, "--port")
 
 
-def test_a_free_port_is_free() -> None:
-    require_free(free_port(), "--port")
+def test_a_free_port_is_free_for_a_server_and_for_nobody_else() -> None:
+    port = free_port()
+    require_free(port, "--port")
+    with socket.socket() as another, pytest.raises(OSError, match="Address already in use"):
+        another.bind((HOST, port))
+    with socket.create_server((HOST, port)):
+        pass
 
 
 def test_a_routers_workers_are_its_children(tmp_path: Path) -> None:
