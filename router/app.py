@@ -58,7 +58,6 @@ from router.gossip.messages import (
 from router.gossip.news import News
 from router.gossip.reporter import Reporter
 from router.gossip.tap import Tap
-from router.handshakes import Trust
 from router.proxy import tcp
 from router.proxy.clients import Clients
 from router.proxy.context import Proxy
@@ -66,8 +65,7 @@ from router.proxy.entrance import Entrance
 from router.proxy.explaining import explain
 from router.proxy.upstream import Address, Pool
 from router.proxy.waiting import Waiting
-from router.tls import Pems, for_clients, for_replicas
-from router.tlsconfig import TlsConfig
+from router.tls import Pems, for_clients
 
 log = logging.getLogger("homing.worker")
 
@@ -127,7 +125,7 @@ class Worker:
         self.clients = Clients(self.proxy)
         self.entrance = Entrance(self.proxy, self.clients, self._reporter.handshake)
         self._secured: tuple[object, object] = None, None
-        self._secure(config.tls, pems)
+        self._secure(config, pems)
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
@@ -184,7 +182,7 @@ class Worker:
         proxy.bounds, proxy.times = parts.bounds(config), parts.times(config)
         self.clients.adjust()
         proxy.token = settings.token.encode() if settings.token else None
-        self._secure(config.tls, Pems(*settings.pems))
+        self._secure(config, Pems(*settings.pems))
         self._populate(config)
         self.proxy.tap = self._tap.follow(config.shadow.followed)
         self._write_log(config.log.requests)
@@ -261,15 +259,15 @@ class Worker:
 
     # TLS.
 
-    def _secure(self, config: TlsConfig, pems: Pems) -> None:
+    def _secure(self, config: Config, pems: Pems) -> None:
         """Have new connections as settings and certificates say. Nothing happens to open ones of clients, nor where all
         is as it was: a new context knows no sessions of the old one, and replicas' idle connections go with theirs."""
-        clients, replicas = (config, *pems[:3]), (config.replicas, *pems[3:])
+        clients, replicas = (config.tls, *pems[:3]), (parts.by_tls(config), config.tls.replicas, *pems[3:])
         was, self._secured = self._secured, (clients, replicas)
         if clients != was[0]:
-            self.entrance.context = for_clients(config, pems)
+            self.entrance.context = for_clients(config.tls, pems)
         if replicas != was[1]:
-            self._trust = Trust(for_replicas(config.replicas, pems), config.replicas.server_name)
+            self._trust = parts.trust(config, pems)
 
     # Members of the fleet.
 

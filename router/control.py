@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from router import render
+from router import parts, render
 from router.admin import api, checks
 from router.admin.build import build
 from router.admin.checks import Check
@@ -34,12 +34,10 @@ from router.core.types import ReplicaId, State
 from router.crew import Crew
 from router.diagnostics import ConfigError, Problem
 from router.gossip.snapshot import PERIOD
-from router.handshakes import Trust
 from router.linking import link
 from router.loading import Loaded, Secrets, inspect
 from router.members.health import Health, HealthSettings
-from router.reloading import Change, Running, change, running
-from router.tls import for_replicas
+from router.reloading import Change, change, running
 
 log = logging.getLogger("homing.supervisor")
 
@@ -85,7 +83,7 @@ class Control:
             self._probed,
             self.tally,
             secrets.api_keys,
-            _trust(self._running),
+            parts.trust(config, secrets.pems),
         )
         self._setup = Setup(config.routing.policy, _hash(config), True, time.time(), expiries(secrets.pems))
         self._link = link(config, secrets, self._file.parent, self.fleet, self.crew, self.operations.observe)
@@ -233,12 +231,13 @@ class Control:
         self.fleet.join([each.spec() for each in config.replicas if each.id not in known], now)
         for each in config.replicas:
             self.fleet.replica(each.id).respec(each.spec())
-        self._health.adjust(_urls(config), _probes(config), found.running.secrets.api_keys, _trust(found.running))
+        secrets = found.running.secrets
+        self._health.adjust(_urls(config), _probes(config), secrets.api_keys, parts.trust(config, secrets.pems))
         self.tally.labels.bound = config.limits.label_values
         setup = self._setup
         setup.policy, setup.config_hash, setup.reloaded = config.routing.policy, _hash(config), True
         setup.reloaded_at = time.time()
-        setup.certificates = expiries(found.running.secrets.pems)
+        setup.certificates = expiries(secrets.pems)
         log.info("reloaded: %s", "; ".join(found.changed) or "nothing has changed")
         if found.needs_restart:
             log.warning("needs a restart (or SIGUSR2): %s", "; ".join(found.needs_restart))
@@ -323,12 +322,6 @@ def _read(file: Path) -> tuple[Loaded | None, Secrets | None, list[Problem]]:
         return loaded, *loaded.examined()
     except ConfigError as error:
         return loaded, None, error.problems
-
-
-def _trust(running: Running) -> Trust:
-    """How replicas are probed by TLS."""
-    config = running.config.tls.replicas
-    return Trust(for_replicas(config, running.secrets.pems), config.server_name)
 
 
 def _urls(config: Config) -> dict[ReplicaId, str]:

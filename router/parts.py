@@ -5,9 +5,11 @@ from urllib.parse import urlsplit
 from router.config import Config, ReplicaConfig, validate
 from router.core.prompt import NO_SECRET
 from router.gossip.messages import Settings
+from router.handshakes import Trust
 from router.proxy.bounds import Bounds, Times
 from router.proxy.openai import Asker
 from router.proxy.upstream import Address
+from router.tls import Pems, for_replicas
 
 
 def asker(config: Config, root: bytes | None) -> Asker:
@@ -42,3 +44,18 @@ def address(replica: ReplicaConfig) -> Address:
     base = url.path.rstrip("/").encode()
     secure = url.scheme == "https"
     return Address(url.hostname, url.port or (443 if secure else 80), base, url.netloc.encode(), secure)
+
+
+def by_tls(config: Config) -> bool:
+    """Whether any replica is spoken to by TLS."""
+    return any(address(replica).secure for replica in config.replicas)
+
+
+def trust(config: Config, pems: Pems) -> Trust | None:
+    """How replicas are spoken to by TLS; None where none is: a process takes 30 ms to read the system's CAs.
+
+    Raises ssl.SSLError for what is no certificate, or not its key.
+    """
+    if not by_tls(config):
+        return None
+    return Trust(for_replicas(config.tls.replicas, pems), config.tls.replicas.server_name)
