@@ -1,14 +1,10 @@
-"""What operators do wrong, through the real `homing`: an answer of a few lines that says what to do, no traceback.
-
-All mistakes are made at once, a few processes at a time, because starting an interpreter is what takes the time.
-"""
+"""What operators do wrong, through the real `homing`: an answer of a few lines that says what to do, no traceback."""
 
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,8 +89,7 @@ class Answer:
 
 
 def make(mistake: Mistake, directory: Path, port: int) -> Answer:
-    """Run one in a directory of its own."""
-    directory.mkdir()
+    """Run one in this directory."""
     for name in mistake.made:
         (directory / name).mkdir() if name.endswith("/") else (directory / name).touch()
     if mistake.file is not None:
@@ -114,28 +109,16 @@ def make(mistake: Mistake, directory: Path, port: int) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """A port that this process listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        yield taken.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory, port: int) -> dict[str, Answer]:
-    root = tmp_path_factory.mktemp("mistakes")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = {name: pool.submit(make, mistake, root / name, port) for name, mistake in MISTAKES.items()}
-        return {name: job.result() for name, job in jobs.items()}
-
-
 def test_there_are_twenty_mistakes() -> None:
     assert len(MISTAKES) >= 20
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_a_short_answer_and_no_traceback(name: str, answers: dict[str, Answer], port: int) -> None:
-    mistake, answer = MISTAKES[name], answers[name]
+def test_a_mistake_gets_a_short_answer_and_no_traceback(name: str, tmp_path: Path) -> None:
+    mistake = MISTAKES[name]
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # By this process.
+        port = taken.getsockname()[1]
+        answer = make(mistake, tmp_path, port)
     said = answer.out + answer.err
     assert "Traceback" not in said
     assert mistake.says.replace("{port}", str(port)).replace("{pid}", str(os.getpid())) in said

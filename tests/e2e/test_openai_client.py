@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from loadtests.fleet import MODEL, Fleet, FleetShape, fleet
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("openai client")]  # One fleet for all.
 
 ABORT_WITHIN = 2.0
 SYSTEM = "You are an assistant that knows this handbook by heart. " * 100

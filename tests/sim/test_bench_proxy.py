@@ -22,7 +22,10 @@ from loadtests.native import COMPILERS, NoCompilerError, Tools, build, compiler,
 from loadtests.processes import HOST, Process, ProcessError, free_port, running
 from router.members import engine
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it needs Linux: /proc and epoll")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it needs Linux: /proc and epoll"),
+    pytest.mark.xdist_group("bench proxy"),  # The C programs are built once.
+]
 
 INTERVAL_MS = 1
 TINY = Plan(rounds=1, seconds=0.3, connections=4, sizes=(0.5,), prompts=2, events=3, pairs=1, turn_seconds=0.1)
