@@ -14,7 +14,8 @@ from loadtests.fleet import MODEL, Fleet, FleetShape, fleet
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("openai client")]  # One fleet for all.
 
-ABORT_WITHIN = 2.0
+ABORT_WITHIN = 5.0
+"""Seconds: half of what the whole answer takes."""
 SYSTEM = "You are an assistant that knows this handbook by heart. " * 100
 
 
@@ -109,7 +110,7 @@ async def test_a_cancelled_stream_stops_the_engine(built: Fleet, client: AsyncOp
     stream = await client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "for ever"}],
-        max_tokens=50_000,
+        max_tokens=90_000,
         stream=True,
         extra_body={"ignore_eos": True},
     )

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from loadtests.redisserver import RedisServer, redis_server
+from router.core import peers
 from router.core.types import ReplicaId
+from router.gossip import incoming, numbered, snapshot
 from router.gossip import link as gossip_link
-from router.gossip import numbered, snapshot
 from router.gossip.messages import Batch, Load, unpacked
 from tests.e2e.supervised import Crewed, Engine, Stream, eventually, finished, tree_of
 from tests.rig import until
@@ -111,18 +112,21 @@ async def test_a_prompt_goes_to_its_holder_whichever_router_is_asked(tmp_path: P
 
 
 async def test_a_router_that_stops_takes_its_load_along_at_once_and_one_that_dies_after_two_seconds(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (incoming, peers):
+        monkeypatch.setattr(module, "TTL", 10 * WITHIN)
     async with redis_server() as server, routers(tmp_path, server) as (fleet, _):
         first, second, third = [await fleet.add(name) for name in "abc"]
         await acquainted(first, second, third)
         streams = [Stream(router, f"{router.url} " * 200) for router in (first, second)]
         await until(lambda: sum(others(third).values()) == 2, WITHIN)
         await link(first).stop()
-        await until(lambda: link(third).peers == 1 and sum(others(third).values()) == 1, 1.5)
+        await until(lambda: link(third).peers == 1 and sum(others(third).values()) == 1, WITHIN)
+        monkeypatch.undo()
         for task in link(second)._tasks:  # As if its process had been killed.
             task.cancel()
-        await until(lambda: link(third).peers == 0 and not any(others(third).values()), 3.0)
+        await until(lambda: link(third).peers == 0 and not any(others(third).values()), WITHIN)
         for stream in streams:
             stream.task.cancel()
 

@@ -155,9 +155,9 @@ async def test_two_failures_in_a_row_take_a_replica_out_and_one_success_lets_it_
 
 
 async def test_a_refused_probe_takes_a_replica_out_at_once() -> None:
-    async with scripted(whole(), whole(), health={"interval": "200ms", "failures": 5}) as (rig, [one, _]):
+    async with scripted(whole(), whole(), health={"interval": "200ms", "failures": 100}) as (rig, [one, _]):
         one.die()
-        await until(lambda: rig.state("r1") is State.DOWN, within=1.0)
+        await until(lambda: rig.state("r1") is State.DOWN)
         assert rig.state("r2") is State.READY
 
 
