@@ -14,6 +14,8 @@ PARALLEL = -n $(JOBS) --dist loadgroup
 run: $(VENV)/.run  ## four simulated replicas and one router, until Ctrl-C
 	$(BIN)/homing demo
 
+# The tests start hundreds of interpreters: bytecode is kept, also where the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev  ## everything that CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
