@@ -17,7 +17,7 @@ request that told stays: it has just been computed there.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain as joined
 from itertools import islice
 from typing import NamedTuple
@@ -128,8 +128,7 @@ class Residency:
         """Forget a replica for good. Placements that are open there end in silence."""
         shelf = self._shelves.pop(replica)
         del self._by_bit[shelf.bit]
-        for block in shelf.runs.blocks():
-            self._vacate(block, shelf.bit)
+        self._vacate(shelf.runs.blocks(), shelf.bit)
         self._recalled.forget(shelf.bit)
         shelf.gone = True
 
@@ -299,19 +298,34 @@ class Residency:
 
         Where the parent is not known here nothing is learned: a chain counts from its start or not at all.
         """
-        if parent is None:
-            chain = list(hashes)
-        else:
-            runs = self._shelves[replica].runs
-            if parent not in runs:
-                self._recalled.grow(self._shelves[replica].bit, parent, hashes)
+        chain = hashes
+        if parent is not None:
+            shelf = self._shelves[replica]
+            run = shelf.runs.get(parent)
+            if run is None:
+                self._recalled.grow(shelf.bit, parent, hashes)
                 return
-            chain = [*runs.path(parent), *hashes]
+            if not hashes and run.hashes[-1] == parent:  # As nearly all that are not new: nothing is looked up.
+                self._touch(shelf, run, now)
+                return
+            chain = [*shelf.runs.path(parent), *hashes]
         placement = self.place(replica, chain, capacity)
         if placement.last is not None:
             placement.last.told_at = now
         self.confirm(placement)
         self.release(placement)
+
+    def _touch(self, shelf: _Shelf, last: _Run, now: float) -> None:
+        """What placing the chain that ends with this run, confirming and releasing it comes to."""
+        last.told_at = now
+        shelf.clock += 1
+        run: _Run | None = last
+        while run is not None:
+            run.fresh = False
+            if not run.pins:
+                run.released = shelf.clock
+                shelf.free.move_to_end(run)
+            run = run.parent
 
     def lost(self, replica: ReplicaId, block: int) -> int:
         """Another router heard from the engine that this block is gone; returns how many blocks that drops here: with
@@ -339,25 +353,29 @@ class Residency:
     def _evict(self, shelf: _Shelf, surplus: int) -> None:
         while surplus > 0 and shelf.free:
             run = next(iter(shelf.free))
-            for _ in range(min(surplus, len(run.hashes))):
-                self._clear(shelf, shelf.runs.pop(run))
-                self.evictions += 1
-                surplus -= 1
+            evicted = self._cut(shelf, run, surplus)
+            self.evictions += evicted
+            surplus -= evicted
             if not run.hashes:
                 del shelf.free[run]
 
     def _drop(self, shelf: _Shelf, run: _Run) -> None:
-        while run.hashes:
-            self._clear(shelf, shelf.runs.pop(run))
+        self._cut(shelf, run, len(run.hashes))
 
-    def _clear(self, shelf: _Shelf, block: int) -> None:
-        self._vacate(block, shelf.bit)
+    def _cut(self, shelf: _Shelf, run: _Run, count: int) -> int:
+        """Take so many of a run's last blocks out, all where it has no more; returns how many these were."""
+        blocks = shelf.runs.cut(run, count)
+        self._vacate(blocks, shelf.bit)
         if shelf.answers:
-            shelf.answers.pop(block, None)
+            for block in blocks:
+                shelf.answers.pop(block, None)
+        return len(blocks)
 
-    def _vacate(self, block: int, bit: int) -> None:
-        left = self._holders[block] & ~bit
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
+    def _vacate(self, blocks: Iterable[int], bit: int) -> None:
+        holders = self._holders
+        for block in blocks:
+            left = holders[block] ^ bit
+            if left:
+                holders[block] = left
+            else:
+                del holders[block]

@@ -104,12 +104,17 @@ class Segments(Generic[S]):
         if end == depth:
             return parent
         segment = self._make(depth, list(chain[depth:end]), parent)
+        where = self._where
         for block in segment.hashes:
-            self._where[block] = segment
+            where[block] = segment
         return segment
 
-    def pop(self, segment: S) -> int:
-        """Take a segment's last block out. Nothing may hang on the segment. Returns the block."""
-        block = segment.hashes.pop()
-        del self._where[block]
-        return block
+    def cut(self, segment: S, count: int) -> list[int]:
+        """Take so many of a segment's last blocks out, all where it has no more. Nothing may hang on the segment.
+        Returns the blocks."""
+        blocks = segment.hashes[-count:]
+        del segment.hashes[-count:]
+        where = self._where
+        for block in blocks:
+            del where[block]
+        return blocks

@@ -150,6 +150,23 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.residency.release(placement)
         self.naive[placement.shelf.replica].release(naive)
 
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), replica=st.sampled_from(REPLICAS), new=st.integers(0, 2))
+    def placed_elsewhere(self, data: st.DataObject, replica: str, new: int) -> None:
+        """Another router goes on, by so many blocks, from a block that is held; it may place that only once more."""
+        chain = data.draw(st.sampled_from(self.seen))
+        shelf = self.naive[replica]
+        held = chain[: shelf.depth(chain)]
+        if not held:
+            return
+        whole = path([block % 4 for block in held] + [0] * new)
+        self.residency.learn(replica, held[-1], whole[len(held) :], ROOM, 0.0)
+        naive = shelf.place(whole, ROOM)
+        shelf.confirmed.update(naive.blocks)
+        shelf.release(naive)
+        if whole not in self.seen:
+            self.seen.append(whole)
+
     @precondition(lambda self: self.open)
     @rule(data=st.data(), depth=st.integers(0, 7))
     def disproved(self, data: st.DataObject, depth: int) -> None:

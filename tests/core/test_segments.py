@@ -87,12 +87,14 @@ def test_a_chain_that_goes_on_hangs_on_what_is_there() -> None:
     assert segments.extend([1, 2], 2, 2) is first
 
 
-def test_popping_takes_the_last_block() -> None:
+def test_cutting_takes_the_last_blocks_and_no_more_than_there_are() -> None:
     segments = Segments(_Count)
     last = segments.extend([1, 2, 3], 0, 3)
     assert last is not None
-    assert [segments.pop(last), segments.pop(last)] == [3, 2]
+    assert segments.cut(last, 2) == [2, 3]
     assert segments.depth([1, 2, 3]) == len(segments) == 1
+    assert segments.cut(last, 5) == [1]
+    assert (last.hashes, len(segments)) == ([], 0)
 
 
 def test_a_bare_segment_has_no_notes_to_hand_on() -> None:
