@@ -22,7 +22,7 @@ from loadtests.workloads import BYTES_PER_TOKEN, ChatShape, Message, Session, Wo
 from replica.engine import Work
 from router.app import Worker
 from router.core.types import Ask, Outcome, ReplicaId, Route, Usage
-from router.gossip.messages import Batch, Load
+from router.gossip.messages import Batch, Heard, Load
 from router.proxy.openai import endpoint
 
 CHAT = endpoint("/v1/chat/completions")
@@ -127,8 +127,9 @@ class Run:
         take = news.take
 
         def noting(message: object) -> None:
-            if isinstance(message, Batch):
-                self._arrived(message)
+            if isinstance(message, Heard):
+                for batch in message.batches:
+                    self._arrived(batch)
             take(message)  # type: ignore[arg-type]
 
         news.take = noting  # type: ignore[method-assign]

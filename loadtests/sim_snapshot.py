@@ -7,7 +7,7 @@ file or the Redis in between is left out.
 
 from loadtests.clock import Clock
 from loadtests.sim_router import SimRouter
-from router.gossip.messages import Batch, Learned, Message, Summarise, Summarised, Summary
+from router.gossip.messages import Heard, Learned, Message, Summarise, Summarised, Summary
 from router.gossip.news import BEAT, News, learned
 from router.gossip.snapshot import PERIOD, Snapshot
 
@@ -36,7 +36,7 @@ class Keeper:
             if isinstance(message, Learned):
                 news.hear(message)
             else:
-                assert isinstance(message, Batch | Summary | Summarise)
+                assert isinstance(message, Heard | Summary | Summarise)
                 news.take(message)
         return Keeper(self._clock, router, kept)
 

@@ -35,11 +35,11 @@ from router.gossip.channel import Channel
 from router.gossip.messages import (
     AnyMessage,
     Applied,
-    Batch,
     Drain,
     Ejected,
     Explain,
     Explained,
+    Heard,
     Member,
     Members,
     Placed,
@@ -160,7 +160,7 @@ class Worker:
                 self._reporter.tracing = message.on
             case Applied() | Records() | Traces() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
-            case Batch() | Summary() | Summarise():
+            case Heard() | Summary() | Summarise():
                 self._news.take(message)
             case _:
                 self._news.hear(message)

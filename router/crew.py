@@ -25,7 +25,6 @@ from router.gossip.link import Link
 from router.gossip.messages import (
     AnyMessage,
     Applied,
-    Batch,
     Bye,
     Corrected,
     Drain,
@@ -33,6 +32,7 @@ from router.gossip.messages import (
     Explain,
     Explained,
     Full,
+    Heard,
     Learned,
     Load,
     Member,
@@ -272,7 +272,7 @@ class Crew:
                 self._refused(message.replica)
             case (
                 Settings() | Members() | Drain() | messages.Report() | Tracing()
-                | Explain() | Batch() | Summarise() | Summary()
+                | Explain() | Heard() | Summarise() | Summary()
             ):  # fmt: skip
                 log.error("worker %s sent %s, which is the supervisor's to send", peer, type(message).__name__)
             case _:

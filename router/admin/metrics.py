@@ -50,7 +50,7 @@ SLICE = 500
 """Samples rendered at once, at some 4 us each."""
 
 DROPPABLE = (
-    "Batch",
+    "Heard",
     "Load",
     "Placed",
     "Learned",

@@ -12,6 +12,7 @@ confirms that nothing was sent since (POLICY section 4: best or within noise of 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
 from router.core.backlog import Assumed, Learned, LearnedNews, Totals
@@ -29,6 +30,9 @@ ASSUMED = 512
 
 HOT = 4096
 """Hot blocks taken over from one router. A window has at most some dozens of them, so more is not meant well."""
+
+
+NOBODY: AbstractSet[ReplicaId] = frozenset()
 
 
 class ModelNews(NamedTuple):
@@ -99,13 +103,20 @@ class Peers:
 
         A sequence number older than the last one is no news; the last one again says that nothing was sent since.
         """
+        self.sum(self.noted(name, sequence, loads, whole, now), now)
+
+    def noted(
+        self, name: PeerId, sequence: int, loads: Mapping[ReplicaId, Totals], whole: bool, now: float
+    ) -> AbstractSet[ReplicaId]:
+        """The same but for the sums, which are due for these replicas before anything else is asked: so that what
+        several routers tell at once is summed once."""
         peer = self._peer(name, now)
         if sequence <= peer.sequence:
             peer.settled = peer.settled or sequence == peer.sequence
-            return
+            return NOBODY
         peer.sequence, peer.news_at, peer.settled = sequence, now, False
-        changed = {*loads, *peer.loads} if whole else loads.keys()
-        for replica in changed & self._replicas.keys():
+        changed = ({*loads, *peer.loads} if whole else loads.keys()) & self._replicas.keys()
+        for replica in changed:
             if replica in loads:
                 peer.loads[replica] = loads[replica], now
                 member, sign = self._replicas[replica], now - loads[replica].quiet
@@ -113,6 +124,11 @@ class Peers:
                     member.last_sign = sign
             else:
                 del peer.loads[replica]
+        return changed
+
+    def sum(self, replicas: Iterable[ReplicaId], now: float) -> None:
+        """Sum the others' load on these replicas anew."""
+        for replica in replicas:
             self._sum(replica, now)
 
     def learned(self, name: PeerId, models: Iterable[ModelNews], rates: Iterable[RateNews], now: float) -> None:
@@ -142,8 +158,7 @@ class Peers:
         """A router is gone, and its load with it. Nothing happens when it was not known."""
         peer = self._peers.pop(name, None)
         if peer is not None:
-            for replica in peer.loads:
-                self._sum(replica, now)
+            self.sum(peer.loads, now)
             self._share_hot()
 
     def expire(self, now: float) -> list[PeerId]:

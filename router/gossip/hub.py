@@ -7,12 +7,12 @@ first pick sees what they have; one whose connection ends is said goodbye for to
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from router.core.peers import PeerId
 from router.gossip.channel import Channel, frame
-from router.gossip.messages import AnyMessage, Batch, Bye, Codec, Load, Message, Shared
+from router.gossip.messages import AnyMessage, Bye, Codec, Heard, Load, Message, Shared
 
 _SHARED = get_args(Shared)
 
@@ -65,13 +65,15 @@ class Hub:
         for channel in self._channels.values():
             channel.pass_on(data, type(message).__name__, must)
 
-    def relay(self, peer: PeerId, payload: bytes, whole: bool) -> None:
-        """Another router's news to all workers; with `whole` those who join later are told it first."""
-        data = frame(payload)
+    def relay(self, batches: Sequence[bytes]) -> None:
+        """Other routers' news to all workers, in one message."""
+        data = frame(self._codec.together(batches))
         for channel in self._channels.values():
-            channel.pass_on(data, Batch.__name__)
-        if whole:
-            self._loads[peer] = data
+            channel.pass_on(data, Heard.__name__)
+
+    def remember(self, peer: PeerId, batch: bytes) -> None:
+        """All of another router's load: those who join later are told it first."""
+        self._loads[peer] = frame(self._codec.together([batch]))
 
     def part(self, peer: PeerId) -> None:
         """Another router is gone."""

@@ -1,4 +1,4 @@
-"""What other routers tell: opened, checked, passed on to the workers; and which routers there are.
+"""What other routers tell: opened, checked, handed on for the workers; and which routers there are.
 
 Whatever is not signed by this fleet, is of another version or has another form is dropped (flaws.py). A router that is
 silent for TTL, or says goodbye, is said goodbye for to the workers: its load is gone at once. What has been heard
@@ -21,10 +21,11 @@ MAX_PEERS = 64
 
 
 class Incoming:
-    """`heard` is called with each batch and its bytes, `gone` with the name of each router that is there no more."""
+    """`heard` is called with each batch, its bytes, and whether it holds all of a router's load, and so all that one
+    who joins must know of it; `gone` with the name of each router that is there no more."""
 
     def __init__(
-        self, seal: Seal, block: int, heard: Callable[[Batch, bytes], None], gone: Callable[[PeerId], None]
+        self, seal: Seal, block: int, heard: Callable[[Batch, bytes, bool], None], gone: Callable[[PeerId], None]
     ) -> None:
         self._seal, self._block, self._heard, self._gone = seal, block, heard, gone
         self._decoder = msgspec.msgpack.Decoder(Batch)
@@ -59,17 +60,21 @@ class Incoming:
         except Unusable as error:
             self.flaws.note(error, now)
             return
+        whole = False
         for message in batch.news:
-            if isinstance(message, Bye):
+            if isinstance(message, Load):
+                whole = whole or message.whole
+            elif isinstance(message, Bye):
                 self._lose(batch.peer)
                 return
+        if batch.peer not in self._heard_at:
+            self._came_at[batch.peer] = now
         self._heard_at[batch.peer] = now
-        self._came_at.setdefault(batch.peer, now)
         known = self._hearing.take(batch)
         if known:
             batch.news = list(without(batch.news, known))
             payload = msgspec.msgpack.encode(batch)
-        self._heard(batch, payload)
+        self._heard(batch, payload, whole)
 
     def expire(self, now: float) -> None:
         """Part with those that have been silent for too long."""
@@ -96,8 +101,3 @@ class Incoming:
         if batch.peer not in self._heard_at and len(self._heard_at) >= MAX_PEERS:
             raise Unusable(Flaw.PEERS)
         return batch
-
-
-def is_whole(batch: Batch) -> bool:
-    """Whether it holds all of a router's load, and so all that one who joins must know of it."""
-    return any(isinstance(message, Load) and message.whole for message in batch.news)

@@ -50,8 +50,8 @@ class End(Protocol):
         """The heartbeat."""
         ...
 
-    def hear(self, data: bytes) -> bool:
-        """Something has come; whether it is our own, which shows that the line works both ways."""
+    def hear(self, news: Sequence[bytes]) -> bool:
+        """Something has come, in one go; whether any of it is our own, which shows that the line works both ways."""
         ...
 
     async def join(self, store: Store) -> None:

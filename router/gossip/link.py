@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import msgspec
@@ -19,7 +19,7 @@ from router.core.peers import TTL, PeerId
 from router.core.snapshots import RECALLED
 from router.core.types import ReplicaId
 from router.gossip.hub import Hub
-from router.gossip.incoming import Incoming, is_whole
+from router.gossip.incoming import Incoming
 from router.gossip.lines import BEAT, Line, Store
 from router.gossip.messages import Batch, Codec, Shared, Summary
 from router.gossip.outgoing import Outgoing
@@ -70,7 +70,8 @@ class Link:
         self._fleet, self._hub, self._snapshot, self._recalled = fleet, hub, snapshot, recalled
         self._codec, self._summaries = Codec(), msgspec.msgpack.Decoder(Summary)
         self._outgoing = Outgoing(fleet, self.name, block, time.monotonic)
-        self._incoming = Incoming(self.seal, block, self._heard, hub.part)
+        self._incoming = Incoming(self.seal, block, self._heard, self._parted)
+        self._came: list[bytes] = []  # Batches of this read, for the workers.
         self._alive_at = time.monotonic()
         self._standing = Standing(self._alive_at)
         self._settled = asyncio.Event()
@@ -152,17 +153,20 @@ class Link:
             self._asks = True
             self.line.wake()
 
-    def hear(self, data: bytes) -> bool:
-        now = time.monotonic()
-        self.received += len(data)
-        if self.seal.is_own(data):
+    def hear(self, news: Sequence[bytes]) -> bool:
+        now, own, lacked = time.monotonic(), False, len(self._incoming.lacks)
+        for data in news:
+            self.received += len(data)
+            if self.seal.is_own(data):
+                own = True
+            else:
+                self._incoming.take(data, now)
+        if own:
             self._alive_at = now
-            return True
-        lacked = len(self._incoming.lacks)
-        self._incoming.take(data, now)
+        self._pass_on()
         if len(self._incoming.lacks) > lacked:
             self._ask()
-        return False
+        return own
 
     async def join(self, store: Store) -> None:
         self._joined_at = time.monotonic()
@@ -173,6 +177,7 @@ class Link:
         for key, value in states.items():
             self.received += len(value)
             self._incoming.take(value, time.monotonic(), key)
+        self._pass_on()
         gone = [name for name in names if self._state(name) not in states]
         if gone:
             await store.strike(routers, gone)
@@ -283,12 +288,24 @@ class Link:
 
     # Small things.
 
-    def _heard(self, batch: Batch, payload: bytes) -> None:
+    def _heard(self, batch: Batch, payload: bytes, whole: bool) -> None:
         if self.name in batch.lacks:
             self._outgoing.asked(batch.lacks[self.name])
             self.line.wake()
         if batch.news:
-            self._hub.relay(batch.peer, payload, is_whole(batch))
+            self._came.append(payload)
+        if whole:
+            self._hub.remember(batch.peer, payload)
+
+    def _pass_on(self) -> None:
+        if self._came:
+            self._hub.relay(self._came)
+            self._came = []
+
+    def _parted(self, peer: PeerId) -> None:
+        """A router is gone; what it told before that must not come after it."""
+        self._pass_on()
+        self._hub.part(peer)
 
     def _sealed(self, batch: Batch) -> bytes:
         data = self.seal.close(self._codec.encode(batch))

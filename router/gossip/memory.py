@@ -24,7 +24,7 @@ class Exchange:
         """To all that listen."""
         loop = asyncio.get_running_loop()
         for end in self.ends:
-            loop.call_soon(end.hear, data)
+            loop.call_soon(end.hear, [data])
 
     async def read(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         now = time.monotonic()

@@ -266,7 +266,7 @@ own network."""
 
 
 class Batch(Message):
-    """News of another router, as it came over Redis. `block` is that router's routing.prefix_block, in bytes.
+    """A router's news, as it goes over Redis. `block` is that router's routing.prefix_block, in bytes.
 
     Placements and corrections are numbered (numbered.py): `first` is the number of the first one here, or of the next
     one where there is none; what is older than `oldest` cannot be told again. `lacks` asks routers to tell theirs again
@@ -280,7 +280,13 @@ class Batch(Message):
     lacks: Mapping[str, int] = {}
 
 
-Down = Settings | Members | Drain | Report | Tracing | Explain | Summarise | Batch | Summary
+class Heard(Message):
+    """What other routers have told at one moment, or nearly: one message, for which a worker wakes up once."""
+
+    batches: Sequence[Batch]
+
+
+Down = Settings | Members | Drain | Report | Tracing | Explain | Summarise | Heard | Summary
 Up = Applied | Records | Traces | Shadowed | Reported | Explained | Summarised | Refused
 Shared = Load | Placed | Learned | Corrected | Bye | Full | Ejected
 AnyMessage = Down | Up | Shared
@@ -296,6 +302,11 @@ class Codec:
     def encode(self, message: Message) -> bytes:
         """The payload of a frame."""
         return self._encoder.encode(message)
+
+    def together(self, batches: Sequence[bytes]) -> bytes:
+        """The payload of `Heard`, of batches that are bytes already: these are copied as they are."""
+        raw: Sequence[Any] = [msgspec.Raw(batch) for batch in batches]
+        return self._encoder.encode(Heard(raw))
 
     def decode(self, data: bytes | memoryview) -> AnyMessage:
         """Raises msgspec.DecodeError for what is no message."""

@@ -10,16 +10,17 @@ not.
 import asyncio
 from collections.abc import Callable, Sequence
 
+from router.core.backlog import Totals
 from router.core.fleet import Fleet
 from router.core.peers import PeerId
 from router.core.types import ReplicaId
 from router.gossip import messages
 from router.gossip.messages import (
-    Batch,
     Bye,
     Corrected,
     Ejected,
     Full,
+    Heard,
     Learned,
     Load,
     Message,
@@ -105,12 +106,11 @@ class News:
 
     # What others tell.
 
-    def take(self, message: Batch | Summary | Summarise) -> None:
+    def take(self, message: Heard | Summary | Summarise) -> None:
         """Take what came from another host, or a part of a snapshot; or tell such a part."""
         match message:
-            case Batch():
-                for news in message.news:
-                    self.hear(news)
+            case Heard():
+                self._take_all(message)
             case Summary():
                 self._fleet.snapshots.recall(
                     message.replica, message.epoch, messages.unpacked(message.hashes), self._now()
@@ -126,13 +126,24 @@ class News:
             summary = Summary(replica, epoch, messages.packed(told.hashes), told.left_out)
         self._send(Summarised(serial, summary))
 
+    def _take_all(self, heard: Heard) -> None:
+        """What changes the loads of a replica, of whichever router, is summed once."""
+        peers, now = self._fleet.peers, self._now()
+        changed: set[ReplicaId] = set()
+        for batch in heard.batches:
+            for message in batch.news:
+                if isinstance(message, Load):
+                    changed |= peers.noted(batch.peer, message.sequence, _loads(message), message.whole, now)
+                else:
+                    self.hear(message)
+        peers.sum(changed, now)
+
     def hear(self, message: Shared) -> None:
         """Take another router's news."""
         fleet, now = self._fleet, self._now()
         match message:
             case Load():
-                loads = {replica: messages.totals(row) for replica, row in message.loads.items()}
-                fleet.peers.loaded(message.peer, message.sequence, loads, message.whole, now)
+                fleet.peers.loaded(message.peer, message.sequence, _loads(message), message.whole, now)
             case Placed():
                 for replica, parent, hashes in message.placed:
                     fleet.placed(replica, parent, hashes, now)
@@ -202,6 +213,10 @@ class News:
         self._send(learned(fleet, self._peer))
         fleet.peers.expire(now)
         fleet.snapshots.tidy(now)
+
+
+def _loads(message: Load) -> dict[ReplicaId, Totals]:
+    return {replica: messages.totals(row) for replica, row in message.loads.items()}
 
 
 def learned(fleet: Fleet, peer: PeerId) -> Learned:

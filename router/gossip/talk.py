@@ -177,23 +177,22 @@ class Talk:
     def _take(self) -> None:
         self._mouth.read(False)
         self._gathering = False
+        news: list[bytes] = []
         try:
             for _ in self._mouth.parsed():
                 self._answered("publish")
             for kind, _, data in self._ear.parsed():
                 if kind == b"message":
-                    self._hear(data)
+                    news.append(data)
                 else:
                     self._answered("subscribe")
                     self._beat()
         except (Refusal, OSError) as error:
             self._fail(error)
-        self._speak()
-
-    def _hear(self, data: bytes) -> None:
-        if self._end.hear(data):
+        if news and self._end.hear(news) and not self._over.done():
             self._echoed_at = time.monotonic()
             self._echoed()
+        self._speak()
 
     def _answered(self, operation: str) -> None:
         self._observe(operation, "ok", time.monotonic() - self._asked.pop(operation))

@@ -3,7 +3,7 @@
 import msgspec
 
 from router.core.peers import TTL
-from router.gossip.incoming import MAX_PEERS, Incoming, is_whole
+from router.gossip.incoming import MAX_PEERS, Incoming
 from router.gossip.messages import Batch, Bye, Codec, Corrected, Load, Message, Placed
 from router.gossip.seal import Flaw, Seal
 
@@ -15,14 +15,16 @@ class Ear:
 
     def __init__(self) -> None:
         self.heard: list[Batch] = []
+        self.whole: list[bool] = []
         self.gone: list[str] = []
         self.seal = Seal(SECRET, b"ear" + bytes(5))
         self.mouth = Seal(SECRET, b"mouth" + bytes(3))
         self.incoming = Incoming(self.seal, 512, self._hear, self.gone.append)
 
-    def _hear(self, batch: Batch, payload: bytes) -> None:
+    def _hear(self, batch: Batch, payload: bytes, whole: bool) -> None:
         assert msgspec.msgpack.decode(payload, type=Batch) == batch
         self.heard.append(batch)
+        self.whole.append(whole)
 
     def told(self, message: Message, now: float = 0.0) -> None:
         self.incoming.take(self.mouth.close(Codec().encode(message)), now)
@@ -128,5 +130,7 @@ def test_no_more_routers_are_believed_than_can_be() -> None:
 
 
 def test_a_whole_load_is_what_one_who_joins_must_know() -> None:
-    assert is_whole(beat())
-    assert not is_whole(Batch("a", 512, [Load("a", 1, False, {}), Corrected("a", "r1", 5)]))
+    ear = Ear()
+    ear.told(Batch("a", 512, [Load("a", 1, True, {}), Load("a", 1, False, {})]))
+    ear.told(Batch("a", 512, [Load("a", 2, False, {}), Corrected("a", "r1", 5)]))
+    assert ear.whole == [True, False]

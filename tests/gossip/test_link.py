@@ -1,7 +1,7 @@
 """When a router asks others to tell again what it has missed: once the snapshot is read, and until it was told."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -10,7 +10,7 @@ from router.core.peers import PeerId
 from router.gossip.hub import Hub
 from router.gossip.lines import Line
 from router.gossip.link import Link
-from router.gossip.messages import Batch, Codec, Placed
+from router.gossip.messages import AnyMessage, Batch, Bye, Codec, Heard, Load, Placed
 from router.gossip.seal import Seal
 from router.gossip.snapshot import Snapshot
 from tests.core.worlds import fleet_of
@@ -51,20 +51,37 @@ class Wakes:
         self.wakes += 1
 
 
+class Workers(Hub):
+    """None; `told` is what they would have been told, in order."""
+
+    def __init__(self, heard: Callable[[PeerId, AnyMessage], None], lost: Callable[[PeerId], None]) -> None:
+        super().__init__(heard, lost)
+        self.told: list[AnyMessage] = []
+
+    def relay(self, batches: Sequence[bytes]) -> None:
+        self.told.append(Codec().decode(Codec().together(batches)))
+
+    def part(self, peer: PeerId) -> None:
+        self.told.append(Bye(peer))
+
+
 class World:
     """A link whose line is the test, and another router's mouth."""
 
     def __init__(self) -> None:
-        self.link = Link(fleet_of(2), Hub(lambda *_: None, lambda _: None), Snapshot(), lambda _: None, SECRET,
-                         b"8 random", 512)  # fmt: skip
+        self.hub = Workers(lambda *_: None, lambda _: None)
+        self.link = Link(fleet_of(2), self.hub, Snapshot(), lambda _: None, SECRET, b"8 random", 512)
         self.line = Wakes()
         self.link.line = cast(Line, self.line)
         self._mouth = Seal(SECRET, b"the peer")
 
+    def sealed(self, batch: Batch) -> bytes:
+        return self._mouth.close(Codec().encode(batch))
+
     def hears(self, batch: Batch) -> bool:
         """Whether the line is woken by it."""
         before = self.line.wakes
-        assert not self.link.hear(self._mouth.close(Codec().encode(batch)))
+        assert not self.link.hear([self.sealed(batch)])
         return self.line.wakes > before
 
     def tells(self) -> Batch | None:
@@ -109,3 +126,11 @@ async def test_who_is_asked_tells_again_and_nobody_else_does() -> None:
     assert world.tells() is None
     assert world.hears(Batch("peer", 512, [], 0, 0, {world.link.name: 0}))
     assert world.tells() == first
+
+
+async def test_what_comes_in_one_go_is_one_message_and_a_goodbye_comes_after_what_was_told_before_it() -> None:
+    world = World()
+    loads = [Batch("peer", 512, [Load("peer", number, False, {})]) for number in range(2)]
+    world.link.hear([world.sealed(each) for each in loads])
+    world.link.hear([world.sealed(each) for each in (loads[0], Batch("peer", 512, [Bye("peer")]), loads[1])])
+    assert world.hub.told == [Heard(loads), Heard(loads[:1]), Bye("peer"), Heard(loads[1:])]

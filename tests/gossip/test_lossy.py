@@ -47,7 +47,7 @@ class Listener:
         self.fleet: Fleet = fleet_of(3)
         self.incoming = Incoming(Seal(SECRET, b"listener"), 512, self._heard, lambda peer: None)
 
-    def _heard(self, batch: Batch, _: bytes) -> None:
+    def _heard(self, batch: Batch, _: bytes, __: bool) -> None:
         for message in batch.news:
             if isinstance(message, Load):
                 loads = {name: messages.totals(row) for name, row in message.loads.items()}

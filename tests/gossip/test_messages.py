@@ -27,6 +27,7 @@ from router.gossip.messages import (
     Explain,
     Explained,
     Full,
+    Heard,
     Learned,
     Load,
     Member,
@@ -78,7 +79,7 @@ EXAMPLES: list[AnyMessage] = [
     Tracing(True), Traces([TRACE], {LeftOut.EARLIER: 2}), Summarise(6, "r1"), Summarised(6, SUMMARY), SUMMARY,
     Load("a", 1, True, {"r1": TOTALS}), Placed("a", [("r1", None, [1, HASH]), ("r1", HASH, [])]),
     Learned("a", [MODEL], [RATE]), Corrected("a", "r1", HASH), Bye("a"),
-    Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")], 7, 5, {"b": 3}),
+    Heard([Batch("a", 512, [Load("a", 1, True, {"r1": TOTALS}), Full("r1", 2.5), Bye("a")], 7, 5, {"b": 3})]),
 ]  # fmt: skip
 
 
@@ -97,6 +98,12 @@ def test_a_message_comes_in_as_it_went_out(message: AnyMessage) -> None:
     told = there_and_back(message)
     assert type(told) is type(message)
     assert codec.encode(told) == codec.encode(message)
+
+
+def test_batches_that_are_bytes_go_into_one_message_as_they_are() -> None:
+    batches = [Batch(peer, 512, [Load(peer, 1, True, {"r1": TOTALS}), Bye(peer)]) for peer in "ab"]
+    codec = Codec()
+    assert codec.together([codec.encode(each) for each in batches]) == codec.encode(Heard(batches))
 
 
 def test_the_cores_nouns_come_in_as_they_went_out() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadtests.redisserver import RedisServer, redis_server
@@ -205,8 +206,10 @@ async def told(server: RedisServer, router: Crewed, requests: int) -> None:
     async def is_there() -> bool:
         async with server.client() as client:
             value = await client.get(key)
-        batch = None if value is None else sharing._codec.decode(sharing.seal.open(value, key.encode()))
-        loads = [each.loads for each in batch.news if isinstance(each, Load)] if isinstance(batch, Batch) else []
+        if value is None:
+            return False
+        batch = msgspec.msgpack.decode(sharing.seal.open(value, key.encode()), type=Batch)
+        loads = [each.loads for each in batch.news if isinstance(each, Load)]
         return any(sum(row[0] for row in each.values()) == requests for each in loads)
 
     await eventually(is_there)
