@@ -3,15 +3,18 @@
 The client connects (addresses, TLS, password); from then on its connections are used directly, since its way from a
 message to us, with tasks, futures and time limits, costs several times what parsing does, fifty times a second.
 
-All routers speak at the same moments (news.py). So whenever something is sent, or has come, nothing is read for GRACE;
-then all that has come meanwhile is read in one go, answers too, and goes to the workers in one write (D31). Without
-clocks that agree, it is read in more goes, each as soon.
+All routers speak at the same moments (news.py). So whenever something is sent, or has come, all that has come within
+GRACE is taken in one go, answers too, and goes to the workers in one message (D31). While we speak ourselves, at nearly
+every tick, nothing that comes wakes us up: it stays in its socket until it is fetched. What was late is fetched LATE
+after that, if less has come than between the last two sends. Who is QUIET, or has no answer by then, listens. Over TLS
+nothing can be fetched, and what comes always wakes us up.
 
 A publish waits for the answer to the one before, so a slow Redis makes batches larger and later. What goes wrong is
 raised by `run`; what is told meanwhile is the End's to keep.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +25,16 @@ from router.gossip.lines import BEAT, GAP, End
 
 GRACE = 0.003
 """Seconds in which what was sent at one moment on several hosts arrives: clocks differ by a millisecond or two."""
+
+LATE = 0.005
+"""Seconds after that in which a router that was kept from its processor has told, too. Whoever is later still is heard
+with the next tick."""
+
+QUIET = 0.06
+"""Seconds without a word of our own after which what comes wakes us up again: more than two ticks (news.py)."""
+
+PIECE = 1 << 18
+"""Bytes that are fetched at a time: all that there is, but for a burst of many routers."""
 
 TIMEOUT = 1.0
 """Seconds for Redis to answer one command; it takes a millisecond. What waits meanwhile goes out in one batch."""
@@ -50,21 +63,41 @@ class _Direct(asyncio.Protocol):
         self._transport = transport
         self._clients = transport.get_protocol()
         transport.set_protocol(self)
-        self._reads = True
+        self._listens = True
+        self.plain = transport.get_extra_info("ssl_object") is None
+        self._line: int = transport.get_extra_info("socket").fileno()
 
     def send(self, *words: bytes) -> None:
         """Send a command."""
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # It takes any number of them.
 
-    def read(self, now: bool) -> None:
-        """Whether to read what comes."""
-        if now == self._reads or self._transport.is_closing():
+    def listen(self, now: bool) -> None:
+        """Whether what comes wakes us up."""
+        if now == self._listens or self._transport.is_closing():
             return
-        self._reads = now
+        self._listens = now
         if now:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def fetch(self) -> None:
+        """Take what has come unless it was listened to. The transport holds nothing back of what it has not read, and
+        to have it read for a moment costs two turns of the loop, and waking up once more when something comes."""
+        whole = True
+        while whole and not self._listens and not self._transport.is_closing():
+            try:
+                data = os.read(self._line, PIECE)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(error)
+                return
+            if not data:
+                self._lost(None)
+                return
+            self._parser.feed(data)
+            whole = len(data) == PIECE
 
     def parsed(self) -> Iterator[Any]:
         """What has come, as far as it is whole. Raises Refusal, and ConnectionError for what Redis does not say."""
@@ -99,7 +132,11 @@ class Talk:
         self._channel, self._end, self._observe, self._echoed = channel.encode(), end, observe, echoed
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._ear = _Direct(ear, self._gather, self._lost)
-        self._mouth = _Direct(mouth, _nothing, self._lost)
+        self._mouth = _Direct(mouth, self._gather, self._lost)
+        self._plain = self._ear.plain and self._mouth.plain
+        self._listens = True
+        self._came = self._expected = 0  # Messages since we last spoke, and between that and the time before.
+        self._late = False  # Whether what was late is waited for.
         self._asked: dict[str, float] = {}  # Not answered yet: the operation, and when.
         self._wanted = self._due = self._gathering = self._hushed = False
         self._spoke_at = self._echoed_at = time.monotonic()
@@ -107,7 +144,6 @@ class Talk:
 
     async def run(self) -> None:
         """Hear and speak until something goes wrong. Raises Refusal and OSError."""
-        self._mouth.read(False)
         self._asked["subscribe"] = time.monotonic()
         self._ear.send(b"SUBSCRIBE", self._channel)
         self._later(TIMEOUT, self._look)
@@ -141,7 +177,9 @@ class Talk:
         data = self._end.beat() if due else self._end.tell()
         if data is not None:
             self._asked["publish"] = now
+            self._listen(not self._plain)
             self._mouth.send(b"PUBLISH", self._channel, data)
+            self._came, self._expected, self._late = 0, self._came, False
             self._gather()
 
     def _beat(self) -> None:
@@ -155,28 +193,30 @@ class Talk:
 
     def _look(self) -> None:
         """See that Redis answers."""
-        self._gather()
         if any(time.monotonic() - at > TIMEOUT for at in self._asked.values()):
             self._fail(TimeoutError(f"no answer within {TIMEOUT:g} s"))
 
     # Hearing.
 
-    def _gather(self) -> None:
-        """Something comes, or will: let it come for GRACE."""
+    def _listen(self, now: bool = True) -> None:
+        """Whether what comes wakes us up."""
+        if now != self._listens:
+            self._listens = now
+            self._ear.listen(now)
+            self._mouth.listen(now)
+
+    def _gather(self, seconds: float = GRACE) -> None:
+        """Something comes, or will: let it come for so long."""
         if not self._gathering and not self._over.done():
             self._gathering = True
-            self._ear.read(False)
-            self._later(GRACE, self._read)
-
-    def _read(self) -> None:
-        """Let the loop read what has come: it does in its next turn at the latest."""
-        self._ear.read(True)
-        self._mouth.read(True)
-        self._loop.call_soon(self._loop.call_soon, self._take)
+            self._later(seconds, self._take)
 
     def _take(self) -> None:
-        self._mouth.read(False)
+        """Hear all that has come."""
         self._gathering = False
+        if not self._listens:
+            self._ear.fetch()
+            self._mouth.fetch()
         news: list[bytes] = []
         try:
             for _ in self._mouth.parsed():
@@ -192,7 +232,18 @@ class Talk:
         if news and self._end.hear(news) and not self._over.done():
             self._echoed_at = time.monotonic()
             self._echoed()
+        self._came += len(news)
         self._speak()
+        if not self._listens and not self._gathering:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """All is taken that had come since we spoke."""
+        if not self._late and (self._asked or self._came < self._expected):
+            self._late = True
+            self._gather(LATE)
+        else:
+            self._later(0.0 if self._asked else QUIET, self._listen)
 
     def _answered(self, operation: str) -> None:
         self._observe(operation, "ok", time.monotonic() - self._asked.pop(operation))
@@ -213,7 +264,3 @@ class Talk:
         if call in self._timers:
             self._timers[call].cancel()
         self._timers[call] = self._loop.call_later(seconds, call)
-
-
-def _nothing() -> None:
-    """Answers are read when news is."""

@@ -130,6 +130,73 @@ async def test_what_comes_from_several_routers_within_the_grace_is_heard_in_one_
     assert (rig.end.heard, rig.end.turns) == ([b"one", b"two", b"three"], 2)
 
 
+async def busy(rig: Rig, others: Sequence[bytes] = ()) -> None:
+    """A tick: we speak, Redis answers, and so do others."""
+    turns = rig.end.turns
+    rig.end.waiting.append(b"ours")
+    rig.talk.wake()
+    assert await rig.published() == b"ours"
+    rig.mouth.theirs.write(b":1\r\n")
+    rig.ear.theirs.write(b"".join(map(message, [b"ours", *others])))
+    await until(lambda: rig.end.turns > turns)
+    await asyncio.sleep(GAP)
+
+
+async def test_while_it_speaks_itself_nothing_that_comes_is_listened_to(rig: Rig) -> None:
+    await rig.begun()
+    await busy(rig)
+    assert not rig.ear.transport.is_reading()
+    rig.ear.theirs.write(message(b"late"))
+    await busy(rig)
+    assert rig.end.heard == [b"ours", b"late", b"ours"]
+
+
+async def test_what_was_late_is_fetched_once_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "QUIET", 60.0)
+    await rig.begun()
+    await busy(rig, [b"theirs"])
+    monkeypatch.setattr(talk, "LATE", 0.1)
+    await busy(rig)  # Which brings less than the tick before.
+    rig.ear.theirs.write(message(b"late"))
+    await until(lambda: rig.end.heard[-1] == b"late")
+    assert not rig.ear.transport.is_reading()
+
+
+async def test_one_that_is_quiet_listens_again(rig: Rig) -> None:
+    await rig.begun()
+    await busy(rig)
+    await until(rig.ear.transport.is_reading)
+    rig.ear.theirs.write(message(b"at last"))
+    await until(lambda: rig.end.heard[-1] == b"at last")
+
+
+async def test_one_that_waits_for_an_answer_listens(rig: Rig) -> None:
+    await rig.begun()
+    await busy(rig)
+    rig.end.waiting.append(b"no answer")
+    rig.talk.wake()
+    assert await rig.published() == b"no answer"
+    await until(rig.mouth.transport.is_reading)
+    rig.mouth.theirs.write(b":1\r\n")
+    await busy(rig)
+
+
+@pytest.mark.parametrize("which", ["ear", "mouth"])
+async def test_a_connection_that_ends_while_nobody_listens_ends_it(rig: Rig, which: str) -> None:
+    await rig.begun()
+    await busy(rig)
+    assert not rig.ear.transport.is_reading()
+    getattr(rig, which).theirs.close()
+    await rig.raises(ConnectionResetError, "closed")
+
+
+async def test_what_is_more_than_one_piece_is_fetched_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "PIECE", 64)
+    await rig.begun()
+    await busy(rig, [b"x" * 1000])
+    assert rig.end.heard == [b"ours", b"x" * 1000]
+
+
 async def test_a_publish_waits_for_the_answer_to_the_one_before_and_takes_all_along(rig: Rig) -> None:
     await rig.begun()
     rig.end.waiting.append(b"a")
