@@ -148,6 +148,8 @@ class Worker:
     def hear(self, message: AnyMessage) -> None:
         """Do what a message says."""
         match message:
+            case Heard() | Summary() | Summarise():  # First, since it comes at every tick.
+                self._news.take(message)
             case Settings():
                 self._adjust(message)
             case Members():
@@ -160,8 +162,6 @@ class Worker:
                 self._reporter.tracing = message.on
             case Applied() | Records() | Traces() | Shadowed() | Reported() | Explained() | Summarised() | Refused():
                 log.error("the supervisor sent %s, which is a worker's to send", type(message).__name__)
-            case Heard() | Summary() | Summarise():
-                self._news.take(message)
             case _:
                 self._news.hear(message)
 

@@ -30,7 +30,7 @@ from router.gossip.standing import Standing
 log = logging.getLogger("homing.gossip")
 
 LOOK = 0.1
-"""Seconds between looks at who has fallen silent."""
+"""Seconds between looks at who has fallen silent, when somebody may have."""
 
 JOIN = 2.0
 """Seconds that a start waits for the others' load and beliefs; it takes a few milliseconds when Redis is there."""
@@ -314,10 +314,10 @@ class Link:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
             now = time.monotonic()
             self._incoming.expire(now)
             self._standing.look(now)
+            await asyncio.sleep(max(LOOK, TTL - self._incoming.oldest(now)))
 
     @property
     def _routers(self) -> str:
