@@ -153,8 +153,9 @@ class RedisLine:
                 self._news, self._talk, self._alive = None, None, False
 
     def _echoed(self) -> None:
-        self._alive = True
-        self._turn(self._problem)
+        if not self._alive:
+            self._alive = True
+            self._turn(self._problem)
 
     async def _keep(self, store: "RedisStore") -> None:
         await self._end.join(store)

@@ -1,12 +1,14 @@
 """When a router asks others to tell again what it has missed: once the snapshot is read, and until it was told."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from router.core.peers import PeerId
+from router.gossip.channel import Channel
 from router.gossip.hub import Hub
 from router.gossip.lines import Line
 from router.gossip.link import Link
@@ -14,6 +16,7 @@ from router.gossip.messages import AnyMessage, Batch, Bye, Codec, Heard, Load, P
 from router.gossip.seal import Seal
 from router.gossip.snapshot import Snapshot
 from tests.core.worlds import fleet_of
+from tests.rig import until
 
 SECRET = "a secret of the whole fleet"
 
@@ -51,25 +54,11 @@ class Wakes:
         self.wakes += 1
 
 
-class Workers(Hub):
-    """None; `told` is what they would have been told, in order."""
-
-    def __init__(self, heard: Callable[[PeerId, AnyMessage], None], lost: Callable[[PeerId], None]) -> None:
-        super().__init__(heard, lost)
-        self.told: list[AnyMessage] = []
-
-    def relay(self, batches: Sequence[bytes]) -> None:
-        self.told.append(Codec().decode(Codec().together(batches)))
-
-    def part(self, peer: PeerId) -> None:
-        self.told.append(Bye(peer))
-
-
 class World:
     """A link whose line is the test, and another router's mouth."""
 
     def __init__(self) -> None:
-        self.hub = Workers(lambda *_: None, lambda _: None)
+        self.hub = Hub(lambda *_: None, lambda _: None)
         self.link = Link(fleet_of(2), self.hub, Snapshot(), lambda _: None, SECRET, b"8 random", 512)
         self.line = Wakes()
         self.link.line = cast(Line, self.line)
@@ -129,8 +118,15 @@ async def test_who_is_asked_tells_again_and_nobody_else_does() -> None:
 
 
 async def test_what_comes_in_one_go_is_one_message_and_a_goodbye_comes_after_what_was_told_before_it() -> None:
-    world = World()
+    world, told = World(), list[AnyMessage]()
+    ours, theirs = socket.socketpair()
+    await world.hub.join("0", ours)
+    worker = await Channel.over(theirs, Codec(), lambda message, _: told.append(message), lambda: None)
     loads = [Batch("peer", 512, [Load("peer", number, False, {})]) for number in range(2)]
     world.link.hear([world.sealed(each) for each in loads])
     world.link.hear([world.sealed(each) for each in (loads[0], Batch("peer", 512, [Bye("peer")]), loads[1])])
-    assert world.hub.told == [Heard(loads), Heard(loads[:1]), Bye("peer"), Heard(loads[1:])]
+    await until(lambda: len(told) == 4)
+    assert told == [Heard(loads), Heard(loads[:1]), Bye("peer"), Heard(loads[1:])]
+    worker.close()
+    world.hub.close()
+    await worker.closed.wait()
