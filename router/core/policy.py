@@ -26,6 +26,7 @@ Hard limits are applied first; when they cut everybody the answer is to wait.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -193,11 +194,28 @@ class PrefixAffinity:
                 break
             least = min(least, self._add(replica, view, found, scores))
         if not held:
-            for replica in view.order():
-                score = self._add(replica, view, found, scores)
-                if replica in found and score <= least + self._slack(found[replica], view):
-                    break
+            near = bisect_right(few.order, least + self._most_slack(view) - floor, key=_standing)
+            self._first_near(few.order[:near], least, view, found, scores)
         return list(found.values()), scores, cuts
+
+    def _first_near(
+        self,
+        near: Sequence[tuple[float, ReplicaId]],
+        least: float,
+        view: View,
+        found: dict[ReplicaId, Reading],
+        scores: dict[ReplicaId, float],
+    ) -> None:
+        """Read who is the first in ring order within its slack of the least: all that may be, when there are few of
+        them, or else the ring as far as it takes, which is short when there are many."""
+        if len(near) ** 2 < 8 * view.ready:  # About even for the fleets of tests/bench/pick.py: most are read already.
+            for _, replica in near:
+                self._add(replica, view, found, scores)
+            return
+        for replica in view.order():
+            score = self._add(replica, view, found, scores)
+            if replica in found and score <= least + self._slack(found[replica], view):
+                return
 
     def _near_home(
         self, bound: float, view: View, found: dict[ReplicaId, Reading], scores: dict[ReplicaId, float]
@@ -236,7 +254,15 @@ class PrefixAffinity:
         weights = self._weights
         if replica.running > view.running + 1.0:
             return weights.tie
-        lacks = replica.uncached - replica.cold + view.returning * replica.cold
+        return self._worth(replica.uncached, replica.cold, view)
+
+    def _most_slack(self, view: View) -> float:
+        """No replica's is more."""
+        return self._worth(max(1.0, view.tokens), view.cold, view)
+
+    def _worth(self, uncached: float, cold: float, view: View) -> float:
+        weights = self._weights
+        lacks = uncached - cold + view.returning * cold
         return max(weights.tie, min(weights.home_slack, weights.tie + lacks * view.lin))
 
 
@@ -248,6 +274,10 @@ def _cold_is_held(replicas: Iterable[Reading], view: View) -> bool:
 def _home(view: View) -> ReplicaId | None:
     """Where the ring would have the prompt; None where there is no prompt."""
     return next(iter(view.order()), None) if view.tokens else None
+
+
+def _standing(ranked: tuple[float, ReplicaId]) -> float:
+    return ranked[0]
 
 
 def most_common(cuts: Cuts) -> Limit:
