@@ -78,7 +78,7 @@ class Weights:
     decode: float = 0.25
     interruption: float = 1.0
     home_slack: float = 0.1
-    tie: float = 0.001
+    tie: float = 0.005
 
 
 class PrefixAffinity:

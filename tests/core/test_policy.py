@@ -30,7 +30,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_weights_are_the_start_values_of_the_policy() -> None:
-    assert Weights() == Weights(stickiness=15.0, decode=0.25, interruption=1.0, home_slack=0.1, tie=0.001)
+    assert Weights() == Weights(stickiness=15.0, decode=0.25, interruption=1.0, home_slack=0.1, tie=0.005)
     assert Limits() == Limits(max_queued_requests=32, max_backlog_seconds=18.0, max_kv_usage=None)
 
 
@@ -128,21 +128,21 @@ def test_the_slack_is_a_setting() -> None:
 
 def test_home_may_be_worse_by_no_more_than_the_prompts_cold_tokens_take() -> None:
     """Sent elsewhere they are computed twice at most, so agreeing on 200 of them is worth 20 ms, and on few the tie."""
-    for cold, backlog, replica in ((200.0, 205.0, "b"), (200.0, 215.0, "a"), (0.0, 8.0, "b"), (0.0, 12.0, "a")):
+    for cold, backlog, replica in ((200.0, 245.0, "b"), (200.0, 255.0, "a"), (0.0, 40.0, "b"), (0.0, 60.0, "a")):
         some = {"uncached": max(1.0, cold), "cold": cold}
         view = FakeView([reading("a", **some), reading("b", backlog=backlog, **some)], cold=cold, ring=["b", "a"])
         assert pick(view).replica == replica
 
 
 def test_agreeing_on_a_home_is_worth_as_much_of_it_as_is_asked_for_again() -> None:
-    for returning, backlog, replica in ((0.5, 205.0, "b"), (0.5, 215.0, "a"), (0.0, 8.0, "b"), (0.0, 12.0, "a")):
+    for returning, backlog, replica in ((0.5, 245.0, "b"), (0.5, 255.0, "a"), (0.0, 40.0, "b"), (0.0, 60.0, "a")):
         cold = {"uncached": 400.0, "cold": 400.0}
         both = [reading("a", **cold), reading("b", backlog=backlog, **cold)]
         assert pick(FakeView(both, cold=400.0, ring=["b", "a"], returning=returning)).replica == replica
 
 
 def test_what_home_lacks_of_hot_blocks_is_no_reason_against_it() -> None:
-    for backlog, replica in ((0.0, "b"), (8.0, "b"), (12.0, "a")):
+    for backlog, replica in ((0.0, "b"), (40.0, "b"), (60.0, "a")):
         warm = reading("a", depth=1, uncached=100.0, cold=100.0)
         home = reading("b", backlog=backlog, uncached=400.0, cold=100.0)
         assert pick(FakeView([warm, home], cold=100.0, ring=["b", "a"], returning=0.0)).replica == replica
@@ -152,7 +152,7 @@ def test_home_is_not_preferred_while_it_has_more_requests_than_the_others() -> N
     """Bounded load: one above the mean, which is 5 and a half."""
     for running, replica in ((6.0, "b"), (8.0, "a")):
         cold = {"uncached": 400.0, "cold": 400.0}
-        both = [reading("a", running=5.0, **cold), reading("b", running=running, backlog=20.0, **cold)]
+        both = [reading("a", running=5.0, **cold), reading("b", running=running, backlog=60.0, **cold)]
         assert pick(FakeView(both, cold=400.0, ring=["b", "a"])).replica == replica
 
 
@@ -163,7 +163,7 @@ def test_what_only_hot_blocks_are_held_of_goes_home_like_a_cold_prompt() -> None
 
 
 def test_near_ties_go_in_ring_order_when_a_cold_block_is_held() -> None:
-    for backlog, replica in ((8.0, "c"), (12.0, "a")):
+    for backlog, replica in ((40.0, "c"), (60.0, "a")):
         view = FakeView([holder("a"), reading("b"), holder("c", backlog=backlog)], ring=["b", "c", "a"])
         assert pick(view) == Candidate(replica, Reason.HOLDER)
 
