@@ -373,5 +373,6 @@ class Worker:
             await self._loop.run_in_executor(None, self._log.close)
         self._channel.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._channel.closed.wait(), GOODBYE)
+            async with asyncio.timeout(GOODBYE):
+                await self._channel.closed.wait()
         self.stopped.set()

@@ -79,7 +79,8 @@ class Slot:
                 self.restarts += 1
                 pause = self._pause(how, time.monotonic() - started)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
         await asyncio.gather(*self._leaving.values())
 
     def stop(self) -> None:

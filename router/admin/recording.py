@@ -143,7 +143,8 @@ class Recording:
         """The next lines; none when there are none within so many seconds, None when it has ended."""
         if not self._waiting and not self.ended:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._some.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._some.wait()
         self._some.clear()
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         return b"".join(waiting) if waiting or not self.ended else None

@@ -208,13 +208,10 @@ class PrefixAffinity:
     ) -> None:
         """Read who is the first in ring order within its slack of the least: all that may be, when there are few of
         them, or else the ring as far as it takes, which is short when there are many."""
-        if len(near) ** 2 < 8 * view.ready:  # About even for the fleets of tests/bench/pick.py: most are read already.
-            for _, replica in near:
-                self._add(replica, view, found, scores)
-            return
-        for replica in view.order():
+        few = len(near) ** 2 < 8 * view.ready  # By tests/bench/pick.py; most of them have been read already.
+        for replica in [each for _, each in near] if few else view.order():
             score = self._add(replica, view, found, scores)
-            if replica in found and score <= least + self._slack(found[replica], view):
+            if not few and replica in found and score <= least + self._slack(found[replica], view):
                 return
 
     def _near_home(

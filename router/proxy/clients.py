@@ -84,7 +84,8 @@ class Clients:
     async def gone(self, seconds: float) -> None:
         """Returns when no connection is open any more, at the latest after `seconds`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._none.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._none.wait()
 
     async def drain(self, seconds: float) -> int:
         """Close the idle ones at once, the others when their answer is out, all that are left after `seconds`: how many
