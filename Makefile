@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# One process more than there are processors, since many tests wait rather than compute. A test that fails only so is
-# wrong: it is to wait for what it is about, however long that takes on a busy machine.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + min(os.cpu_count() or 1, 7))')
+# A test that fails only in parallel is wrong: it is to wait for what it is about, however long that takes on a busy
+# machine.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 PARALLEL = -n $(JOBS) --dist loadgroup
 
 .PHONY: run test smoke load compiled lock clean
