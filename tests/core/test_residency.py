@@ -474,3 +474,15 @@ def test_unique_prompts_in_a_burst_never_exceed_the_bound(residency: Residency) 
         hold(residency, "a", list(range(who * 100, who * 100 + 40)), 1000)
         assert residency.held("a") <= 1000
     assert len(residency) == 1000
+
+
+def test_a_touch_of_a_chain_that_is_in_use_leaves_it_pinned() -> None:
+    residency = Residency()
+    residency.join("a")
+    ours = residency.place("a", [1, 2], ROOM)
+    residency.confirm(ours)
+    residency.learn("a", 2, [], ROOM, 1.0)
+    assert residency.lost("a", 2) == 0
+    residency.release(ours)
+    residency.learn("a", 2, [], ROOM, 2.0)
+    assert residency.lost("a", 2) == 2
